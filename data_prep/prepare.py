@@ -42,10 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = make_parser().parse_args(arguments)
     files = [word for word in parsed.spec if "=" not in word]
     overrides = [word for word in parsed.spec if "=" in word]
-    return finish(lambda: _prepare(files, overrides, parsed.overwrite, parsed.part))
+    return finish(lambda: run_spec(files, overrides, parsed.overwrite, parsed.part))
 
 
-def _prepare(files: Sequence[str], overrides: Sequence[str], overwrite: bool, part: Part) -> str:
+def run_spec(files: Sequence[str], overrides: Sequence[str], overwrite: bool, part: Part) -> str:
+    """Prepare the dataset of a spec, of text or of pairs; see `prepare`."""
     if folder := next((file for file in files if Path(file).is_dir()), None):
         raise ConfigError(
             f"{folder}: is a folder, and the YAML file of a spec is expected. `init data own_text > data.yaml` prints "

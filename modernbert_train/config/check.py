@@ -169,8 +169,9 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     bounds = {name: now.model.max_positions for name, now in config.in_phase.items() if now.model.max_positions}
     for name, most in bounds.items():
         phase = config.phases[name]
-        whole = not isinstance(config.in_phase[name].objective, ChooseConfig)  # a choice splits a document
-        if phase.row_tokens > most and whole:
+        objective = config.in_phase[name].objective
+        several = isinstance(objective, ChooseConfig) or (objective.sequence_tokens or most + 1) <= most
+        if phase.row_tokens > most and not several:  # of several, each sequence of a document has its own positions
             here = f"phases.{name}"
             fitting = phase.tokens_at_once // most * most or most
             yield (

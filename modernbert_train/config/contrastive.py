@@ -64,6 +64,8 @@ class ContrastiveConfig(ObjectiveConfig):
     # longest text that the model reads, even if the pairs are shorter: the limit of the exported model; None: the limit
     # of the first weights, or without any the rows of the last phase
     max_tokens: int | None = knob(None, above=0, restart=True)
+    # longest query that the exported model reads, where that is shorter; None: max_tokens
+    query_max_tokens: int | None = knob(None, above=0, restart=True)
     predicted_share = 0.0  # no token is predicted
 
     def __post_init__(self) -> None:
@@ -78,6 +80,11 @@ class ContrastiveConfig(ObjectiveConfig):
     def is_sparse(self) -> bool:
         """True if a text's vector has a number for each token of the vocabulary."""
         return self.pooling == "sparse"
+
+    @property
+    def sequence_tokens(self) -> int | None:
+        """See `ObjectiveConfig`: a text."""
+        return self.max_tokens
 
     @property
     def first_temperature(self) -> float:

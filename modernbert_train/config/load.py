@@ -25,7 +25,14 @@ from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
 from modernbert_train.config.knob import facts_of, phased_keys, refuse_too_many
 from modernbert_train.config.plugins import import_plugins
 from modernbert_train.config.read import Origins, is_saved, merge, read_override, read_yaml, shown
-from modernbert_train.config.renamed import REMOVED_KEYS, VALUE_SYNONYMS, new_name, own_word, without_removed
+from modernbert_train.config.renamed import (
+    REMOVED_KEYS,
+    REMOVED_RECIPE_KEYS,
+    VALUE_SYNONYMS,
+    new_name,
+    own_word,
+    without_removed,
+)
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.config.value_types import as_meant, describe, fits, hints_of, spelled, spelled_out, without_none
 from modernbert_train.core.redact import has_secret, is_secret_name
@@ -392,7 +399,7 @@ class _Filling:
 
     def _unknown(self, here: KeyPath, names: list[str]) -> None:
         renamed, word = new_name(here), own_word(here, names)
-        if (removed := REMOVED_KEYS.get(".".join(here))) is not None:
+        if (removed := (REMOVED_KEYS | REMOVED_RECIPE_KEYS).get(".".join(here))) is not None:
             self._say(here, removed)
         elif renamed is not None:
             self._say(here, f"is now {renamed}. Rename it.")

@@ -87,6 +87,11 @@ class ObjectiveConfig:
         return 1
 
     @property
+    def sequence_tokens(self) -> int | None:
+        """Longest sequence, where a document holds several; None: a sequence may fill its row."""
+        return None
+
+    @property
     def max_tokens(self) -> int | None:
         """Longest text that the encoder was trained on; None: the rows of the last phase."""
         return None

@@ -30,6 +30,11 @@ REMOVED_KEYS = {
     "compute.tuned": "was removed with the verb `tune`. Remove it. To use what `tune` found, write the settings of its "
     "settings.json as keys of the run, microbatch_tokens as phases.NAME.microbatch_tokens.",
 }
+REMOVED_RECIPE_KEYS = {  # of a recipe of `retrieval train`
+    "accumulate": "was removed: the negatives of a query are the texts of the whole batch, which is encoded in parts. "
+    "Remove it, and set batch_size to the pairs that are compared.",
+    "no_duplicates": "was removed: equal texts of a batch are never negatives of each other. Remove it.",
+}
 
 
 def without_removed(tree: Mapping[str, Any]) -> dict[str, Any]:

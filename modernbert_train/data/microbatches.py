@@ -70,6 +70,7 @@ class MicrobatchMaker:
 
     def _make(self, rows: Sequence[Row], row_tokens: int, settings: ObjectiveConfig) -> Batch:
         total, closing = len(rows) * row_tokens, settings.special_tokens - 1
+        longest = min(row_tokens, settings.sequence_tokens or row_tokens)
         ids = np.full(total, self._vocabulary.pad_id, dtype=np.int64)
         inside = np.zeros(total, dtype=bool) if settings.reads_words else None
         ends = [0]
@@ -90,8 +91,8 @@ class MicrobatchMaker:
                 chunks.append(chunk)
                 at = end + closing
                 ends.append(at)
-            if at < (number + 1) * row_tokens:
-                ends.append((number + 1) * row_tokens)
+            if at < (end_of_row := (number + 1) * row_tokens):  # the tail: sequences that are no longer than others
+                ends += [*range(at + longest, end_of_row, longest), end_of_row]
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
         packed_text = PackedText(
             ids,
@@ -119,7 +120,7 @@ class MicrobatchMaker:
             input_ids_T=_narrow(inputs.ids_T),
             position_ids_T=_narrow(positions),
             cu_seqlens_S=torch.from_numpy(cu_seqlens),
-            max_seqlen=row_tokens,
+            max_seqlen=longest if np.diff(boundaries).max() <= longest else row_tokens,
             segment_ids_T=None if inputs.segments_T is None else _narrow(inputs.segments_T),
             order=inputs.order,
             ranks_T=None if given is None else _narrow(given.ranks_T),

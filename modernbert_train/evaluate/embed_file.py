@@ -20,10 +20,10 @@ from modernbert_train.core.text import plural
 from modernbert_train.data.tables import ENDS, Row, lines_of, read_rows, require_text
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.loaded import load_model
+from modernbert_train.report.counting import Counting
 
 _MAX_TEXTS, _MAX_CHARACTERS = 8192, 1 << 20  # in memory at a time, about
 _ENDS = (".txt", *ENDS)
-_LINE_SECONDS = 10.0  # between lines on the screen
 Write = Callable[[NDArray[Any]], object]
 
 
@@ -68,20 +68,17 @@ def embed_file(
             raise DataError(f"{texts}: holds no text. Give one with at least one.")
         encoder = load_model(model)
         width, room = encoder.config.hidden_size, encoder.max_tokens - 2
-        done = tokens = cut = 0
-        began = said = time.monotonic()
+        counting, tokens, cut = Counting("texts", total), 0, 0
+        began = time.monotonic()
         with _WRITERS[out.suffix](file, total, width, dtype) as write:
             for part in _parts(_texts_of(texts, column)):
                 ids = encoder.token_ids(part)
                 found = encoder.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision)
                 write(found.numpy().astype(dtype))
-                done += len(part)
                 tokens += sum(min(len(each), room) + 2 for each in ids)
                 cut += sum(len(each) > room for each in ids)
-                if (now := time.monotonic()) - said > _LINE_SECONDS:
-                    print(f"{done:,} of {total:,} texts, {tokens / (now - began):,.0f} tokens/s", flush=True)
-                    said = now
-        if done != total:
+                counting.add(len(part))
+        if counting.done != total:
             raise DataError(f"{texts}: was changed while it was read. Start again.")
     words = f", {cut:,} of them cut at {encoder.max_tokens:,} tokens" if cut else ""
     seconds = time.monotonic() - began

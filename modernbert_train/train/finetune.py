@@ -16,12 +16,10 @@ import yaml
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.checkpoints.results import keep_result
-from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import write_whole
-from modernbert_train.data.packing import WINDOW
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.best import Outcome, find_outcome, remove_others
@@ -40,6 +38,7 @@ from modernbert_train.evaluate.finetune.task import (
     read_task,
     run_name,
 )
+from modernbert_train.train.recipes import adamw, first_weights, folder_of, packing_window, phase
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.adapter import export_adapter
@@ -48,7 +47,6 @@ from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.source import Source, open_model
 
 RUN_YAML, SHARDS, PHASE, ADAPTER = "finetune.yaml", "task", "finetune", "adapter"
-_MICROBATCH_TOKENS = 16_384
 
 
 def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
@@ -73,7 +71,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     most = min(task.max_tokens, source.max_tokens, source.model.max_positions or source.max_tokens)
     seed = next((each.partition("=")[2] for each in reversed(rest) if each.startswith("seed=")), SEED)
     rest = [f"name={run_name(task_name, model, seed)}", f"seed={SEED}", *rest]
-    folder = _folder(rest)
+    folder = folder_of(rest)
     with source.tokenizer_folder() as tokenizer:
         prepared = prepare(task, tokenizer, most, folder / SHARDS)
     config = _run(task, named, source, prepared, folder, rest)
@@ -116,7 +114,7 @@ def _keep(
     figures: dict[str, dict[str, float]],
 ) -> None:
     """Add figures to the run whose checkpoint was fine-tuned, if they still belong to that checkpoint."""
-    begun = _first_weights(config).partition(";")[0]
+    begun = first_weights(config).partition(";")[0]
     if source.checkpoint is None or UNTRAINED in named.baseline or begun != f"weights.init_from={source.folder}":
         return
     frozen = f", {FROZEN}" if FROZEN in named.baseline else ""
@@ -126,40 +124,32 @@ def _keep(
         keep_result(source.folder, name, each, step=step, weights=weights, seed=seed)
 
 
-def _folder(overrides: Sequence[str]) -> Path:
-    last = {key: value for key, _, value in (each.partition("=") for each in overrides)}
-    return Path(last.get("runs_folder", RunConfig.__dataclass_fields__["runs_folder"].default)) / last["name"]  # type: ignore[arg-type]
-
-
 def _run(
     task: TaskConfig, named: Named, source: Source, prepared: Prepared, folder: Path, overrides: Sequence[str]
 ) -> RunConfig:
     """Return the run's configuration, written beneath the folder of its shards; overrides apply to every key."""
-    row_tokens, batch_rows = _rows(task, source, prepared)
     of_batch = task.batch_texts * prepared.tokens / prepared.texts
     tokens = math.ceil(task.epochs * prepared.tokens if task.steps is None else task.steps * of_batch)
-    warmup = math.ceil(task.warmup * tokens)
+    only = phase(
+        tokens=tokens,
+        batch_tokens=of_batch,
+        longest=prepared.longest,
+        positions=source.model.max_positions,
+        warmup=task.warmup,
+    )
     tree: dict[str, Any] = {
         "plugins": [] if source.checkpoint is None else source.checkpoint.config.plugins,
         "data": {
             "train": str(prepared.folder / "train"),
             "tokenizer": str(prepared.tokenizer),
-            "packing_window": max(4, min(WINDOW, prepared.texts // 32)),  # so few texts wait for the next epoch
+            "packing_window": packing_window(prepared.texts),
         },
         "model": asdict(source.model),
         "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
         "objective": _objective(task, source, prepared),
         "compute": {"compile": False},  # compiling takes a minute, in a run of a few minutes
-        "optim": _optimizer(task, overrides),
-        "phases": {
-            PHASE: {
-                "tokens": tokens,
-                "row_tokens": row_tokens,
-                "batch_rows": batch_rows,
-                "microbatch_tokens": max(1, min(batch_rows, _MICROBATCH_TOKENS // row_tokens)) * row_tokens,
-                "schedule": {"warmup_tokens": warmup, "decay_tokens": tokens - warmup, "decay": "linear"},
-            }
-        },
+        "optim": adamw(task.lr, task.weight_decay / task.lr, task.max_grad_norm, overrides),
+        "phases": {PHASE: only},
         "evals": {
             name: {
                 "name": "scores",
@@ -175,24 +165,6 @@ def _run(
     file = folder / RUN_YAML
     write_whole(file, yaml.safe_dump(tree, sort_keys=False))
     return load_run([file], overrides)
-
-
-def _rows(task: TaskConfig, source: Source, prepared: Prepared) -> tuple[int, int]:
-    """Return row length and rows of a batch with as many tokens as batch_texts texts have on average.
-
-    The number of rows divides among 8 ranks, or 2. A row fits the longest text, and is longer if fewer rows are used.
-    """
-    batch, least = task.batch_texts * prepared.tokens / prepared.texts, max(prepared.longest, 16)
-    rows = max(1, int(batch / least))
-    rows -= rows % (8 if rows >= 8 else 2 if rows >= 2 else 1)
-    length = max(-(-least // 8), round(batch / rows / 8)) * 8
-    return min(length, max(least, source.model.max_positions or length)), rows
-
-
-def _optimizer(task: TaskConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    found = {"name": "adamw", "lr": task.lr, "weight_decay": task.weight_decay / task.lr}  # torch multiplies it by lr
-    other = [each for each in overrides if each.startswith("optim.name=") and each != "optim.name=adamw"]
-    return found if other else found | {"max_grad_norm": task.max_grad_norm}  # others bound their updates themselves
 
 
 def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
@@ -240,7 +212,7 @@ def write_result(
         file,
         task=Path(task_name).stem,
         source=wanted["model"],
-        weights=_first_weights(config),
+        weights=first_weights(config),
         seed=config.seed,
         run=config.name,
         figures=outcome.figures,
@@ -260,12 +232,6 @@ def write_result(
         },
         asked=wanted,
     )
-
-
-def _first_weights(config: RunConfig) -> str:
-    """Return the source of the run's initial weights, from its record; newer checkpoints may exist by now."""
-    entries = RunFolder(config).read_metrics()
-    return next((str(entry.get("from", "")) for entry in entries if entry.get("kind") == "start"), "")
 
 
 def _in_words(figures: dict[str, dict[str, float]], task: TaskConfig) -> str:

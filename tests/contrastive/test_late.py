@@ -239,10 +239,11 @@ def test_a_run_learns_resumes_to_the_bit_and_its_export_scores_alike(
         torch.testing.assert_close(scores_QC[query], expected, atol=1e-5, rtol=1e-5)
 
     from modernbert_train.config.tools.retrieval import EvaluateConfig
-    from modernbert_train.evaluate.retrieval.sentence_model import describe, open_sentence_model
+    from modernbert_train.evaluate.retrieval.vectors import open_vectors
 
-    opened = open_sentence_model(str(run), EvaluateConfig(device="cpu"))  # the run itself
-    assert describe(opened).pooling == "none: a vector for each token"
+    found = open_vectors(str(run), EvaluateConfig(device="cpu"))  # the run itself
+    assert found.about.pooling == "none: a vector for each token"
+    opened = found.inner.model
     torch.testing.assert_close(
         opened.similarity(opened.encode_query(["a b"]), opened.encode_document(documents)),
         theirs.similarity(theirs.encode_query(["a b"]), theirs.encode_document(documents)),

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from modernbert_train.config.schema import BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig
 from modernbert_train.models.build import build_model
@@ -46,3 +47,18 @@ def write_lines(file: Path, entries: Iterable[Mapping[str, object]]) -> Path:
 
 
 WriteBeir = Callable[..., Path]
+
+
+def recipe(folder: Path, beir: Path, **keys: Any) -> str:
+    """Write a recipe of `retrieval train` for a BEIR folder, which is also measured."""
+    settings = {
+        "train": [str(beir)], "evaluate": {"toy": str(beir)}, "runs_folder": str(folder / "runs"), "device": "cpu",
+        "batch_size": 20, "epochs": 5, "lr": 5e-3, "warmup": 0.1,
+    }  # fmt: skip
+    file = folder / "toy.yaml"
+    file.write_text(json.dumps(settings | keys), encoding="utf-8")
+    return str(file)
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))

@@ -22,7 +22,7 @@ class EncodeConfig:
 
     runs_folder: str = "runs"  # results are in <runs_folder>/<name>
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    beir_folder: str = "data/beir"  # folder of BEIR's public sets, by name; a missing one is downloaded
+    beir_folder: str = "data/beir"  # folder of BEIR's public sets, by name; mteb downloads a missing one
     encode_batch: int = knob(32, low=1)  # texts encoded at the same time; changes only speed and memory
     # over all tokens, or the first; None: mean. A folder of sentence-transformers defines its own, also of the next
     # three
@@ -44,11 +44,6 @@ class EncodeConfig:
         """Folder that stores the vectors of documents; None: they are not stored."""
         return None
 
-    @property
-    def token_vectors(self) -> int | None:
-        """Width of token vectors, for a model with one vector for each token; None: one for each text."""
-        return None
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(EncodeConfig):
@@ -63,7 +58,8 @@ class EvaluateConfig(EncodeConfig):
 class MeasureConfig(EvaluateConfig):
     """Keys that only `retrieval evaluate` has."""
 
-    # late interaction: a folder that stores the vectors of documents, in fp16, for another search or after a kill
+    # a folder that stores the vectors of documents, with their hashes, for another search or after a kill; fp16 for
+    # late interaction
     index: str | None = None
     # candidates that a model with one output, or two classes, reranks by reading query and document together: in TREC's
     # run format or BEIR's JSON; or a model of `retrieval evaluate`, whose best documents are the candidates
@@ -75,25 +71,27 @@ class MeasureConfig(EvaluateConfig):
 class RetrievalConfig(EvaluateConfig):
     """Contrastive training on pairs or triplets of texts, and its evaluation."""
 
-    # .jsonl, .tsv or .csv with a column each for queries, positives and negatives; or BEIR folders
+    # .jsonl, .tsv, .csv or .parquet with a column each for queries, positives and negatives; folders of such files; or
+    # BEIR folders
     train: list[str] = MISSING
     query_column: str = "query"
     positive_column: str = "positive"  # a text that answers the query
     negative_columns: list[str] = field(default_factory=list)  # hard negatives: texts that do not, one a column
     train_split: str = "train"  # for BEIR folders in `train`; each relevant document is a positive
     evaluate: dict[str, str] = field(default_factory=dict)  # BEIR folders to evaluate on, by names of your choice
-    # mnrl: the query's positive against all other positives and negatives of the batch; cached_mnrl: the same, encoded
-    # in small parts, for batches that do not fit in memory (GradCache, arXiv 2101.06983); multi_vector: the same with
-    # one vector for each token, and MaxSim instead of cosine (late interaction: ColBERT, arXiv 2004.12832)
+    # mnrl: the query's positive against all other positives and negatives of the global batch, encoded in parts
+    # (GradCache, arXiv 2101.06983); cached_mnrl: another name of it; multi_vector: the same with one vector for each
+    # token, and MaxSim instead of cosine (late interaction: ColBERT, arXiv 2004.12832)
     loss: Literal["mnrl", "cached_mnrl", "multi_vector"] = "mnrl"
-    mini_batch: int = knob(16, low=1)  # cached_mnrl, multi_vector: texts encoded at the same time
+    # texts encoded at the same time, on average; changes speed and memory only. None: 16,384 tokens of texts
+    mini_batch: int | None = knob(None, low=1)
     vector_width: int = knob(128, low=1)  # multi_vector: of a token, by a matrix trained with the encoder
     # factor of scores in the softmax: the inverse temperature; None: 20, and 1 for MaxSim, a sum over the query's
     # tokens
     scale: float | None = knob(None, above=0)
+    # pairs of a batch, on average: a batch has as many tokens as so many pairs. Equal texts are never negatives of each
+    # other
     batch_size: int = knob(64, low=2, why="since the negatives of a query are the other texts of its batch")
-    accumulate: int = knob(1, low=1)  # batches in one update; each has its own texts as negatives
-    no_duplicates: bool = True  # no text twice in a batch, else a positive could be its query's negative
     epochs: float = knob(1.0, above=0)
     lr: float = knob(5e-5, above=0)  # peak
     warmup: float = knob(0.05, low=0, below=1)  # share of the steps with a rising learning rate; then linearly to 0
@@ -105,8 +103,9 @@ class RetrievalConfig(EvaluateConfig):
     save_every_steps: int = knob(500, low=1)  # steps between checkpoints, which the same command resumes from
 
     @property
-    def token_vectors(self) -> int | None:
-        return self.vector_width if self.loss == "multi_vector" else None
+    def is_late(self) -> bool:
+        """True if each token has a vector."""
+        return self.loss == "multi_vector"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,6 +166,10 @@ def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:
         yield f"name={config.name}: it is a folder. Use letters, digits, '.', '_' and '-'."
     if not isinstance(config, RetrievalConfig):
         return
+    if config.normalize is False:
+        yield "normalize=false: training compares cosines, so the model normalizes its vectors. Leave it out."
+    if config.pooling is not None and config.is_late:
+        yield f"pooling={config.pooling}: loss=multi_vector has one vector for each token. Leave it out."
     if not config.train:
         yield "train: empty. Name files of pairs: train=[pairs.jsonl]."
     columns = [config.query_column, config.positive_column, *config.negative_columns]

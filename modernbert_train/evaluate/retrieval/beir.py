@@ -16,8 +16,25 @@ from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.text import number_in, plural, shorten
 from modernbert_train.data.tables import lines_of, objects
 from modernbert_train.errors import DataError
-from modernbert_train.evaluate.retrieval.beir_sets import MD5
 
+BEIR = {  # public set -> task of mteb
+    "arguana": "ArguAna",
+    "climate-fever": "ClimateFEVER",
+    "cqadupstack": "CQADupstackRetrieval",
+    "dbpedia-entity": "DBPedia",
+    "fever": "FEVER",
+    "fiqa": "FiQA2018",
+    "hotpotqa": "HotpotQA",
+    "msmarco": "MSMARCO",
+    "nfcorpus": "NFCorpus",
+    "nq": "NQ",
+    "quora": "QuoraRetrieval",
+    "scidocs": "SCIDOCS",
+    "scifact": "SciFact",
+    "trec-covid": "TRECCOVID",
+    "webis-touche2020": "Touche2020",
+}
+URL = "https://public.ukp.informatik.tu-darmstadt.de/thakur/BEIR/datasets"  # of their zip files
 CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
 T = TypeVar("T")
 _HEAD = ("query-id", "corpus-id", "score")
@@ -61,6 +78,17 @@ def joined(entry: dict[str, Any]) -> str:
     return f"{title} {entry['text']}".strip()
 
 
+def beir_folder(name: str, home: str) -> Path:
+    """Return the folder that a name means: itself, or the one in `home`."""
+    there = Path(home) / name
+    return there if not Path(name).exists() and there.exists() else Path(name)
+
+
+def fetching(name: str, home: str) -> str:
+    """Return the command that brings a public set to `home`."""
+    return f"With a network: curl -O {URL}/{name}.zip && unzip {name}.zip -d {home}"
+
+
 def read_beir(folder: str | Path, split: str, key: str = "") -> Beir:
     """Read and verify a folder.
 
@@ -75,7 +103,7 @@ def read_beir(folder: str | Path, split: str, key: str = "") -> Beir:
     folder, named = Path(folder), f"{key}={folder}" if key else str(folder)
     if not folder.is_dir():
         raise DataError(
-            f"{named}: no such folder. Name one with {CORPUS}, {QUERIES} and {QRELS}, or of BEIR {', '.join(MD5)}."
+            f"{named}: no such folder. Name one with {CORPUS}, {QUERIES} and {QRELS}, or of BEIR {', '.join(BEIR)}."
         )
     require_own_files(folder)
     require_own_files(folder / QRELS)
@@ -100,6 +128,20 @@ def read_beir(folder: str | Path, split: str, key: str = "") -> Beir:
         "relevant": relevant,
     }
     return Beir(folder, split, documents, queries, qrels, counts)
+
+
+def training_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
+    """Yield each query of a split with each of its relevant documents, for training.
+
+    Raises:
+        DataError: see `read_beir`.
+    """
+    beir = read_beir(folder, split, "train")
+    wanted = {name for judged in beir.qrels.values() for name, score in judged.items() if score > 0}
+    ids = iter(beir.document_ids)
+    texts = {name: text for part in beir.texts(1024) for text in part if (name := next(ids)) in wanted}
+    for query, judged in beir.qrels.items():
+        yield from ((beir.queries[query], texts[name]) for name, score in judged.items() if score > 0)
 
 
 def _qrels_file(folder: Path, split: str, named: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import random
 import shutil
 from collections import Counter
@@ -26,20 +27,19 @@ from modernbert_train.core.claim import Change, refuse
 from modernbert_train.core.files import os_errors_as, write_out
 from modernbert_train.core.read_json import read_json
 from modernbert_train.errors import ConfigError, DataError, StorageError
-from modernbert_train.evaluate.retrieval.index import make_index, weights_sha256
+from modernbert_train.evaluate.retrieval.kept import kept_vectors, weights_sha256
 from modernbert_train.evaluate.retrieval.pairs import read_all
-from modernbert_train.evaluate.retrieval.runs import require, require_one_process
+from modernbert_train.evaluate.retrieval.runs import require
 from modernbert_train.evaluate.retrieval.sentence_model import (
     check_model,
     describe,
     is_multi_vector,
     open_sentence_model,
 )
+from modernbert_train.report.counting import Counting
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-    from torch import Tensor
-
 REPORT = ".report.json"
 _AT_ONCE = 512  # texts whose vectors are written together
 _DIGITS = 6  # of a score: fp32 has seven
@@ -62,7 +62,10 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
     Raises:
         RunError: anything that the user has to fix.
     """
-    require_one_process("retrieval mine")
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ConfigError(
+            f"retrieval mine: WORLD_SIZE={os.environ['WORLD_SIZE']}, and it is one process. Start it alone."
+        )
     config = load_typed(MineConfig, [], overrides)
     if problems := list(mine_problems(config)):
         raise ConfigError("\n".join(problems))
@@ -107,7 +110,7 @@ def _asked(config: MineConfig, model: SentenceTransformer, pairs: Sequence[tuple
     """Everything that determines the output."""
     texts = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
     settings = {key: value for key, value in asdict(config).items() if key not in ("out", "device", "encode_batch")}
-    return {"texts": texts, "weights": weights_sha256(model), "model": asdict(describe(model)), **settings}
+    return {"texts": texts, "weights": weights_sha256(model.state_dict()), "model": asdict(describe(model)), **settings}
 
 
 def _require_same(out: Path, report: Path, asked: dict[str, Any]) -> None:
@@ -176,16 +179,21 @@ class _Kept:
         return self._vectors_ND[[self._rows[text] for text in texts]]
 
     def __call__(self, texts: Sequence[str], batch_size: int, **_: Any) -> NDArray[np.float32]:
-        def vectors(part: list[str]) -> Sequence[Tensor]:
-            part_ND = self._encode(part, batch_size=batch_size, normalize_embeddings=True, convert_to_tensor=True)
-            if not part_ND.isfinite().all():
-                raise DataError(f"--model={self._name}: gives vectors that are not numbers. Name another model.")
-            print(f"{self._folder.name}: {self._rows[part[-1]] + 1:,} of {len(texts):,} texts embedded", flush=True)
-            return part_ND.unsqueeze(1)
+        counting, parts = Counting(f"{self._folder.name}:", len(texts)), []
+        for first in range(0, len(texts), _AT_ONCE):
+            part = list(texts[first : first + _AT_ONCE])
 
-        parts = (list(texts[first : first + _AT_ONCE]) for first in range(0, len(texts), _AT_ONCE))
+            def make(part: list[str] = part) -> Any:
+                part_ND = self._encode(part, batch_size=batch_size, normalize_embeddings=True, convert_to_tensor=True)
+                if not part_ND.isfinite().all():
+                    raise DataError(f"--model={self._name}: gives vectors that are not numbers. Name another model.")
+                counting.add(len(part))
+                return part_ND
+
+            parts.append(np.asarray(kept_vectors(self._folder, [self._about, part], make)))
+            counting.skip(first + len(part))
         self._rows = {text: row for row, text in enumerate(texts)}
-        self._vectors_ND = np.array(make_index(self._folder, self._about, parts, vectors, 32, "out").vectors_TD)
+        self._vectors_ND = np.concatenate(parts)
         return self._vectors_ND
 
 

@@ -1,7 +1,8 @@
 """Reranking: a model that reads a query and a document together scores the candidates of a first stage.
 
 Such a model is one of `finetune` with one output (kind=regression), or of two classes, of which the second is relevant;
-or a CrossEncoder of sentence-transformers, whose code computes all scores. Candidates come from a file or a search.
+or a CrossEncoder of sentence-transformers, whose code computes all scores. Candidates come from a file or a search by
+mteb, which also scores both rankings.
 
 Legend: P pairs, L outputs.
 """
@@ -10,59 +11,61 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from modernbert_train.config.tools.retrieval import MeasureConfig
-from modernbert_train.core.files import anything_as, os_errors_as
+from modernbert_train.config.tools.retrieval import RANKING, EvaluateConfig, MeasureConfig
+from modernbert_train.core.files import anything_as, errors_to, os_errors_as
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import number_in, shorten
 from modernbert_train.data.tables import lines_of
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evaluate.retrieval.beir import Beir, checked
+from modernbert_train.evaluate.retrieval.beir import checked
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, quiet
 from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, is_sentence_model
+from modernbert_train.evaluate.retrieval.sets import Figures, Set, evaluate_task, task_of
+from modernbert_train.report.counting import Counting
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
 
-Candidates = dict[str, list[str]]
+Scores = dict[str, dict[str, float]]  # by query and document
 RUN_ENDS = (".trec", ".run", ".txt", ".tsv", ".json")  # of files of candidates
-_PAIRS = 1 << 14  # that are in memory at once
+_PAIRS = 1024  # between two looks at the clock
 _TREC = 6  # columns: query, Q0, document, rank, score, name of the run
+_FIRST_STAGE = f"first_stage_{RANKING[0]}"
 
 
-def read_candidates(file: Path, beir: Beir) -> Candidates:
-    """Return the candidates of each judged query that has some, by score, ties by descending id as in trec_eval.
+def read_candidates(file: Path, documents: Collection[str], queries: Collection[str], name: str) -> Scores:
+    """Read the candidates of each judged query that has some, with their scores.
 
     Args:
         file: a run as trec_eval reads it; or, ending in .json, BEIR's `{query: {document: score}}`.
-        beir: whose queries and documents they name; queries without judgement are left out.
+        documents, queries: ids of the set; other queries are left out.
+        name: of the set, for messages.
 
     Raises:
         DataError: it is broken, names documents that are not there or one twice, or has nothing of these queries.
     """
-    known = {*beir.document_ids}
-    found: dict[str, dict[str, float]] = {}
+    found: Scores = {}
     for where, query, document, score in _json(file) if file.suffix == ".json" else _trec(file):
-        if query not in beir.qrels:
+        if query not in queries:
             continue
-        if document not in known:
-            raise DataError(
-                f"{where}: {shorten(document, 40)} is no document of {beir.folder}. Give the run of this corpus."
-            )
+        if document not in documents:
+            raise DataError(f"{where}: {shorten(document, 40)} is no document of {name}. Give the run of this corpus.")
         if document in found.setdefault(query, {}):
             raise DataError(f"{where}: {shorten(document, 40)} is there twice for {shorten(query, 40)}. Remove one.")
         found[query][document] = score
     if not found:
-        raise DataError(f"{file}: has no query that {beir.folder} judges. Give the run of this set and split.")
-    return {query: by_score(scores) for query, scores in found.items()}
+        raise DataError(f"{file}: has no query that {name} judges. Give the run of this set and split.")
+    return found
 
 
 def by_score(scores: Mapping[str, float]) -> list[str]:
-    """Sort documents, the best first; with equal scores the greater id first."""
+    """Return documents, the best first; of two with one score the one with the greater id, as in trec_eval."""
     return sorted(scores, key=lambda name: (scores[name], name), reverse=True)
 
 
@@ -154,25 +157,118 @@ def score_pairs(model: CrossEncoder, pairs: Sequence[tuple[str, str]], batch: in
     return scores.tolist()
 
 
-def rerank(model: CrossEncoder, beir: Beir, candidates: Candidates, config: MeasureConfig) -> Candidates:
-    """Rank the best `rerank_top` candidates of each query by the model; other documents are dropped."""
-    kept = {query: names[: config.rerank_top] for query, names in candidates.items()}
-    texts = _texts_of(beir, {name for names in kept.values() for name in names})
-    before, about = config.query_prompt or "", config.document_prompt or ""
-    pairs = [(query, name) for query, names in kept.items() for name in names]
-    scores: dict[str, dict[str, float]] = {query: {} for query in beir.qrels}
-    for start in range(0, len(pairs), _PAIRS):
-        part = pairs[start : start + _PAIRS]
-        asked = [(before + beir.queries[query], about + texts[name]) for query, name in part]
-        for (query, name), score in zip(part, score_pairs(model, asked, config.encode_batch), strict=True):
-            scores[query][name] = score
-    return {query: by_score(found) for query, found in scores.items()}
+@dataclass(frozen=True)
+class Given:
+    """A ranking that is there, as mteb calls a model that searches.
+
+    Attributes:
+        scores: of each query's documents.
+        mteb_model_meta: mteb's description of it.
+    """
+
+    scores: Scores
+    mteb_model_meta: Any
+
+    def index(self, corpus: Any, **_: Any) -> None:
+        """Do nothing; see mteb's SearchProtocol."""
+
+    def search(self, queries: Any, **_: Any) -> Scores:
+        """Return the ranking."""
+        return {name: dict(self.scores.get(name, {})) for name in queries["id"]}
 
 
-def _texts_of(beir: Beir, wanted: set[str]) -> dict[str, str]:
-    ids = iter(beir.document_ids)
-    found = ((next(ids), text) for part in beir.texts(1024) for text in part)
-    return {name: text for name, text in found if name in wanted}
+def rerank_sets(sets: Sequence[Set], model: str, config: MeasureConfig) -> tuple[Figures, dict[str, Any], list[str]]:
+    """Return figures by set, how texts became scores, and problems of sets whose data is missing.
+
+    Raises:
+        ConfigError, DataError, StorageError: see `Reranking`.
+    """
+    reranking, figures, lost = Reranking(model, config), Figures(), list[str]()
+    for each in sets:
+        with errors_to(lost.append, DataError):
+            figures[each.name] = reranking.measure(each)
+    return figures, reranking.about, lost
+
+
+class Reranking:
+    """A model that ranks candidates anew.
+
+    Args:
+        model: see `open_reranker`.
+        config: the first stage, and the number of candidates.
+
+    Raises:
+        ConfigError, DataError, StorageError: see `open_reranker` and `open_vectors`.
+    """
+
+    def __init__(self, model: str, config: MeasureConfig) -> None:
+        from modernbert_train.evaluate.retrieval.vectors import open_vectors
+
+        assert config.rerank is not None
+        self._config, first = config, EvaluateConfig(device=config.device)
+        self._file = Path(config.rerank) if is_candidates(config.rerank) else None
+        self._searching = None if self._file is not None else open_vectors(config.rerank, first)
+        self._model = open_reranker(model, config)
+        self.about = {
+            "pooling": "none: reads query and document together",
+            "max_tokens": self._model.max_seq_length,
+        }
+
+    def measure(self, each: Set) -> dict[str, float]:
+        """Return the figures of the new ranking on a set, and nDCG@10 of the first stage.
+
+        Raises:
+            DataError: see `task_of` and `read_candidates`.
+        """
+        from mteb.models import ModelMeta
+
+        config, meta = self._config, ModelMeta.create_empty({"name": "local/ranking", "revision": "local"})
+        task = task_of(each, config)
+        ((split, data),) = next(iter(task.dataset.values())).items()
+        first = self._first_stage(each, task, split, data)
+        if config.ignore_identical_ids:
+            first = {query: {name: s for name, s in found.items() if name != query} for query, found in first.items()}
+        before, _ = evaluate_task(Given(first, meta), task, config)
+        found, _ = evaluate_task(Given(self._rerank(each, first, data), meta), task, config)
+        return {name: found[name] for name in RANKING} | {_FIRST_STAGE: before[RANKING[0]]}
+
+    def _first_stage(self, each: Set, task: Any, split: str, data: Any) -> Scores:
+        if self._file is not None:
+            documents, queries = {*data["corpus"]["id"]}, data["relevant_docs"].keys()
+            return read_candidates(self._file, documents, queries, each.name)
+        from mteb.models import SearchEncoderWrapper
+
+        assert self._searching is not None
+        self._searching.begin(each.name, {"queries": len(data["queries"]), "documents": len(data["corpus"])})
+        searching = SearchEncoderWrapper(self._searching)
+        batch: Any = {"batch_size": self._config.encode_batch, "show_progress_bar": False}
+        how: dict[str, Any] = {"task_metadata": task.metadata, "hf_split": split, "hf_subset": "default"}
+        searching.index(data["corpus"], encode_kwargs=batch, **how)
+        top = self._config.rerank_top + self._config.ignore_identical_ids
+        found: Scores = searching.search(data["queries"], top_k=top, encode_kwargs=batch, **how)
+        return found
+
+    def _rerank(self, each: Set, first: Scores, data: Any) -> Scores:
+        """Score the best `rerank_top` candidates of each query; others are not found at all."""
+        config = self._config
+        kept = {query: by_score(found)[: config.rerank_top] for query, found in first.items()}
+        asked = {row["id"]: (config.query_prompt or "") + row["text"] for row in data["queries"]}
+        texts = texts_of(data["corpus"], {name for names in kept.values() for name in names})
+        pairs = [(query, name) for query, names in kept.items() for name in names]
+        counting, scores = Counting(f"{each.name}: pairs", len(pairs)), {query: {} for query in kept}
+        for start in range(0, len(pairs), _PAIRS):
+            part = pairs[start : start + _PAIRS]
+            both = [(asked[query], (config.document_prompt or "") + texts[name]) for query, name in part]
+            for (query, name), score in zip(part, score_pairs(self._model, both, config.encode_batch), strict=True):
+                scores[query][name] = score
+            counting.add(len(part))
+        return scores
+
+
+def texts_of(rows: Any, wanted: Collection[str]) -> dict[str, str]:
+    """Return the texts of some documents of a corpus of mteb, title before text, by id."""
+    found = (row for row in rows if row["id"] in wanted)
+    return {row["id"]: f"{row.get('title') or ''} {row['text']}".strip() for row in found}
 
 
 def is_candidates(name: str) -> bool:

@@ -1,16 +1,14 @@
-"""Check for optional libraries, read a recipe's settings, and export an encoder as a folder that the library opens."""
+"""Check for optional libraries, and open an encoder by its name, or as a folder that transformers opens."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
-from modernbert_train.config.load import load_typed
 from modernbert_train.distributed.gpus import uses_gpu
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import FROZEN, SEED, Named, named_model
@@ -18,7 +16,6 @@ from modernbert_train.evaluate.finetune.task import FROZEN, SEED, Named, named_m
 if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
 
-T = TypeVar("T")
 MODEL = "st"  # folder of the trained model, in a run's folder
 
 
@@ -33,26 +30,6 @@ def require(extra: str, *libraries: str) -> None:
             f"{extra}: needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
             f"pip install 'modernbert-train[{extra}]'"
         )
-
-
-def require_one_process(verb: str) -> None:
-    """Raise under several processes: each library would train separate models or average gradients its own way."""
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ConfigError(f"{verb}: trains in one process, and WORLD_SIZE={os.environ['WORLD_SIZE']}. Start it alone.")
-
-
-def read_settings(
-    schema: type[T], problems: Callable[[T], Iterator[str]], file: Path, overrides: Sequence[str] = ()
-) -> T:
-    """Read settings from a YAML file and the command line.
-
-    Raises:
-        ConfigError: lists every problem.
-    """
-    config = load_typed(schema, [file], overrides)
-    if found := list(problems(config)):
-        raise ConfigError("\n".join(f"{file}: {problem}" for problem in found))
-    return config
 
 
 def choose_device(asked: Literal["auto", "cpu", "cuda"]) -> str:
@@ -120,12 +97,3 @@ def encoder_source(model: str, seed: int = SEED) -> Source:
     if source.order == "causal":
         raise ConfigError(f"--model={model}: a decoder, whose states know nothing of the words after. Name an encoder.")
     return source
-
-
-def in_words(name: str, figures: dict[str, dict[str, float]], metrics: Sequence[str], result: Path | None) -> str:
-    """Return figures as a line for the terminal."""
-    parts = [
-        f"{split} " + ", ".join(f"{metric} {found[metric]:.4f}" for metric in metrics if metric in found)
-        for split, found in figures.items()
-    ]
-    return "; ".join([f"{name}: {parts[0]}", *parts[1:], *([str(result)] if result else [])])

@@ -1,25 +1,23 @@
-"""Encoders in sentence-transformers' form: open a run, a checkpoint or a model as one, and write its folder.
+"""Encoders in sentence-transformers' form: open a run, a checkpoint or a model as one.
 
-sentence-transformers also opens a plain export, with mean pooling and the training length. A folder written here
-states both, and the prompts, the lengths of queries and documents, and whether vectors are normalized.
+sentence-transformers also opens a plain export, with mean pooling and the training length. Its folders state
+both, and the prompts, the lengths of queries and documents, and whether vectors are normalized.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.tools.retrieval import EncodeConfig
-from modernbert_train.core.files import anything_as, os_errors_as, whole_folder
+from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
-from modernbert_train.core.version import __version__
-from modernbert_train.errors import ConfigError, DataError, StorageError
-from modernbert_train.evaluate.finetune.task import SEED
+from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_named, exported_encoder, quiet
-from modernbert_train.weights.names import look_up
+from modernbert_train.weights.names import fetched, is_hub_id, look_up
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer
@@ -107,6 +105,20 @@ def _is_late(folder: Path) -> bool:
     return isinstance(about, dict) and about.get("model_type") == _MULTI
 
 
+def sentence_folder(name: str) -> str | None:
+    """Return the folder of a model of sentence-transformers, fetched if the hub has it; None for any other model.
+
+    Raises:
+        DataError: there is no such model.
+    """
+    if is_sentence_model(name):
+        return name
+    if not is_hub_id(name) or Path(name).exists():
+        return None
+    folder = fetched(look_up(name))  # of an old layout, the folder of its encoder
+    return next((str(each) for each in (folder, folder.parent) if is_sentence_model(str(each))), None)
+
+
 def open_sentence_model(name: str, config: EncodeConfig) -> Model:
     """Open a model for vectors of texts, in fp32.
 
@@ -125,8 +137,8 @@ def open_sentence_model(name: str, config: EncodeConfig) -> Model:
         check_sentence_model(name, config)
         model = _load(name, config)
     else:
-        with exported_encoder(name, SEED if config.seed is None else config.seed) as folder, quiet():
-            if _is_late(folder):  # a run of contrastive training, which has the matrix
+        with exported_encoder(name) as folder, quiet():
+            if is_sentence_model(str(folder)):  # a run of contrastive training, which has its own pooling
                 check_sentence_model(str(folder), config)
                 model = _load(str(folder), config)
             else:
@@ -147,11 +159,8 @@ def open_sentence_model(name: str, config: EncodeConfig) -> Model:
 
 
 def _build(folder: Path, config: EncodeConfig) -> Model:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
-    from sentence_transformers.base.modules import Dense
-    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
-    from torch.nn import Identity
 
     own = {"local_files_only": True, "trust_remote_code": False}
     with _opening(folder):
@@ -161,12 +170,7 @@ def _build(folder: Path, config: EncodeConfig) -> Model:
     prompts = {"query": config.query_prompt or "", "document": config.document_prompt or ""}
     device = choose_device(config.device)
     width = encoder.get_embedding_dimension()
-    if config.token_vectors is not None:
-        of_tokens: dict[str, Any] = {"module_input_name": "token_embeddings"}
-        matrix = Dense(width, config.token_vectors, bias=False, activation_function=Identity(), **of_tokens)
-        modules: list[Any] = [encoder, matrix, MultiVectorMask(), Normalize(**of_tokens)]
-        return MultiVectorEncoder(modules=modules, device=device, prompts=prompts)
-    modules = [encoder, Pooling(width, config.pooling or "mean")]
+    modules: list[Any] = [encoder, Pooling(width, config.pooling or "mean")]
     if config.normalize is None or config.normalize:
         modules.append(Normalize())
     return SentenceTransformer(modules=modules, device=device, prompts=prompts, similarity_fn_name="cosine")
@@ -202,30 +206,4 @@ def describe(model: Model) -> Described:
         (model.prompts or {}).get("document") or "",
         getattr(encoder, "query_length", None) or most,
         most,
-    )
-
-
-def save(model: Model, out: Path, source: str, trained_on: str) -> None:
-    """Write the folder atomically; an existing one is replaced.
-
-    Raises:
-        StorageError: the disk refuses it.
-    """
-    unwritten = os_errors_as(StorageError, f"{out}: cannot be written", "Free the disk, or set runs_folder.")
-    with unwritten, whole_folder(out) as staging:
-        model.save_pretrained(str(staging), create_model_card=False)
-        (staging / "README.md").write_text(_card(model, source, trained_on), encoding="utf-8")
-
-
-def _card(model: Model, source: str, trained_on: str) -> str:
-    facts = "\n".join(f"- {key}: {value!r}" for key, value in asdict(describe(model)).items())
-    kind = type(model).__name__
-    return (
-        "---\nlibrary_name: sentence-transformers\npipeline_tag: sentence-similarity\n---\n\n"
-        f"Vectors of texts for retrieval, trained from `{Path(source).name}` on {trained_on} by modernbert-train "
-        f"{__version__}.\n\n{facts}\n\n"
-        f"```python\nfrom sentence_transformers import {kind}\n\n"
-        f'model = {kind}("FOLDER")\n'
-        "queries = model.encode_query([...])\ndocuments = model.encode_document([...])\n"
-        "scores = model.similarity(queries, documents)\n```\n"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.read import files_of
-from modernbert_train.evaluate.retrieval.beir_sets import MD5, URL
+from modernbert_train.evaluate.retrieval.beir import BEIR, fetching
 from modernbert_train.evaluate.suite.plan import Plan
 
 
@@ -63,9 +63,9 @@ def _of_sets(plan: Plan, name: str) -> Iterator[str]:
     home = Path(str(asked.get("beir_folder", "data/beir")))
     for each in [task.beir] if task.beir is not None else list((asked.get("evaluate") or {}).values()):
         known = (*Path(str(each)).parts, "")[0]
-        if Path(str(each)).exists() or (known in MD5 and (home / known).exists()):
+        if Path(str(each)).exists() or (known in BEIR and (home / known).exists()):
             continue
-        if known in MD5:
-            yield f"{each}: not in {home}. With a network: curl -O {URL}/{known}.zip && unzip {known}.zip -d {home}"
+        if known in BEIR:
+            yield f"{each}: not in {home}. {fetching(known, str(home))}"
         else:
             yield f"{each}: no such folder. Put it there, or name another."

@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig, RetrievalConfig, retrieval_problems
+from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError, RunError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.task import FROZEN, asked, labels_of, named_model, read_task, run_name
-from modernbert_train.evaluate.retrieval.runs import MODEL, read_settings
+from modernbert_train.evaluate.retrieval.recipe import read_recipe
+from modernbert_train.evaluate.retrieval.runs import MODEL
 from modernbert_train.evaluate.suite.cells import Cell, Failure, Failures, forget, log_of
 
 NDCG, MAIN_SCORE = RANKING[0], "main_score"
@@ -118,7 +119,7 @@ class Plan:
         self.labels = labels_of(models)
         self._home, self._overrides = home, tuple(overrides)
         # the table is written after every run, and reads every cell
-        self._read_task, self._load, self._read_settings = cache(read_task), cache(load_typed), cache(read_settings)
+        self._read_task, self._load, self._read_recipe = cache(read_task), cache(load_typed), cache(read_recipe)
         if len({*self.seeds}) < len(self.seeds):
             raise ConfigError(f"--seeds {' '.join(map(str, self.seeds))}: one is named twice. Name each once.")
         own = [each for each in overrides if each.partition("=")[0] in _OWN]
@@ -330,8 +331,8 @@ class Plan:
             config, rest = self._read_task(self._what(task), words)
             return asked(config, source, rest)
         if task.retrieval is not None:
-            recipe = self._read_settings(RetrievalConfig, retrieval_problems, Path(self._what(task)), words)
-            return {**asdict(recipe), "model": source}
+            recipe, rest = self._read_recipe(self._what(task), words)
+            return {**asdict(recipe), **({"run": rest} if rest else {}), "model": source}
         return {**asdict(self._load(MeasureConfig, (), words)), "beir": self._what(task), "model": source}
 
 

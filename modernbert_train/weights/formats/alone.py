@@ -95,7 +95,9 @@ class Alone:
 
     def files(self, width: int, max_tokens: int) -> dict[str, Any]:
         """Return sentence-transformers' files by name: pooling and vectors of length 1, or late interaction."""
-        length = {"max_seq_length": max_tokens, "do_lower_case": False}
+        length: dict[str, Any] = {"max_seq_length": max_tokens, "do_lower_case": False}
+        if self._objective.query_max_tokens is not None:
+            length["query_length"] = self._objective.query_max_tokens
         if self._objective.is_sparse:
             found = _modules([("Transformer", _PLACES["Transformer"] + ".Transformer"), ("SpladePooling", _SPLADE)])
             found |= {"sentence_bert_config.json": length | {"transformer_task": "fill-mask"}}

@@ -13,8 +13,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig, retrieval_problems
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import joined, read_beir
-from modernbert_train.evaluate.retrieval.pairs import read_pairs
-from tests.support.beir import WriteBeir, write_lines
+from tests.support.beir import WriteBeir
 from tests.support.paths import ROOT
 
 HEAD = "query-id\tcorpus-id\tscore\n"
@@ -85,53 +84,6 @@ def test_a_split_is_no_path(write_beir: WriteBeir) -> None:
         read_beir(write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)]), "../x")
 
 
-# --- pairs ---------------------------------------------------------------------------------------------------------
-
-
-def config(*train: Path, **keys: Any) -> RetrievalConfig:
-    return RetrievalConfig(train=[str(each) for each in train], **{"batch_size": 2, **keys})
-
-
-def test_pairs_of_every_kind_of_file_are_read_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
-    rows = [("a", "b", "c"), ("a", "b", "d"), ("a", "b", "c"), ("", "b", "c"), ("a", "b", " "), ("e", "f", "f")]
-    head = ("query", "positive", "wrong")
-    jsonl = write_lines(tmp_path / "a.jsonl", (dict(zip(head, row, strict=True)) for row in rows))
-    for end, sep in ((".tsv", "\t"), (".csv", ",")):
-        text = "".join(sep.join(row) + "\n" for row in (head, *rows))
-        (tmp_path / f"a{end}").write_text(text)
-    for file in (jsonl, tmp_path / "a.tsv", tmp_path / "a.csv"):
-        found = read_pairs(config(file, negative_columns=["wrong"]))
-        assert found.columns == {"anchor": ["a", "a"], "positive": ["b", "b"], "negative_1": ["c", "d"]}
-        assert found.counts == {"pairs": 2, "skipped_empty": 2, "skipped_duplicates": 1, "skipped_contradictions": 1}
-    both = read_pairs(config(jsonl, tmp_path / "a.csv", batch_size=2)).counts
-    assert both == {"pairs": 2, "skipped_empty": 2, "skipped_duplicates": 8, "skipped_contradictions": 0}
-
-
-def test_a_beir_folder_gives_the_pairs_of_its_training_split(write_beir: WriteBeir) -> None:
-    lines = [("q1", "d2", 1), ("q2", "d1", 1), ("q2", "d2", 0)]
-    found = read_pairs(config(write_beir(CORPUS, QUERIES, train=lines)))
-    assert found.columns == {"anchor": ["which", "what"], "positive": ["two", "one"]}
-
-
-def test_pairs_that_cannot_be_learned_from_are_refused(tmp_path: Path, write_beir: WriteBeir) -> None:
-    (tmp_path / "a.tsv").write_text("query\tanswer\na\tb\n")
-    (tmp_path / "b.jsonl").write_text('{"query": "a", "positive": "b"}\n{"query": 3, "positive": "b"}\n')
-    (tmp_path / "c.csv").write_text("query,positive\na,b\n")
-    (tmp_path / "d.txt").write_text("")
-    beir = write_beir(CORPUS, QUERIES, train=[("q1", "d1", 1)])
-    cases: list[tuple[RetrievalConfig, str]] = [
-        (config(tmp_path / "a.tsv"), r"has no positive; it has query, answer. Set query_column, positive_column and"),
-        (config(tmp_path / "b.jsonl"), r"train\[0\]=.*line 2: query is 3, and not a text"),
-        (config(tmp_path / "c.csv"), "1 pairs are left of 1, which is no whole batch of batch_size=2"),
-        (config(tmp_path / "d.txt"), "of which kind is it"),
-        (config(tmp_path / "none.csv"), "no such file"),
-        (config(beir, negative_columns=["n"]), "a BEIR folder has no hard negatives"),
-    ]
-    for each, message in cases:
-        with pytest.raises(DataError, match=message):
-            read_pairs(each)
-
-
 # --- settings ------------------------------------------------------------------------------------------------------
 
 
@@ -145,6 +97,8 @@ def test_pairs_that_cannot_be_learned_from_are_refused(tmp_path: Path, write_bei
         ({"train": []}, "train: empty"),
         ({"negative_columns": ["query"]}, "Name each column once"),
         ({"evaluate": {"a b": "x"}}, "evaluate.a b: the name is used in results"),
+        ({"normalize": False}, "normalize=false: training compares cosines"),
+        ({"pooling": "cls", "loss": "multi_vector"}, "pooling=cls: loss=multi_vector has one vector for each token"),
     ],
 )
 def test_wrong_settings_are_reported(keys: dict[str, Any], message: str) -> None:
@@ -169,9 +123,19 @@ def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_reported_before_
     runs = f"runs_folder={tmp_path}/runs"
     pairs = tmp_path / "a.tsv"
     pairs.write_text("query\tpositive\tnegative\na\tb\tc\n")
+    (tmp_path / "d.txt").touch()
+    (tmp_path / "empty").mkdir()
     train = ["retrieval", "train", recipe, "--model"]
     assert "train: missing" in refused([*train, "nothing"], capsys)
-    assert "no whole batch of batch_size=512" in refused([*train, "some/model", f"train=[{pairs}]", runs], capsys)
+    for wrong, message in (
+        ("d.txt", "train[0]={}: of which kind is it? Name one of"),
+        ("none.csv", "train[0]={}: no such file"),
+        ("empty", "train[0]={}: holds no .jsonl"),
+        ("beir", "train[0]={}: a BEIR folder has no hard negatives"),
+    ):
+        named = f"{tmp_path}/{wrong}"
+        assert message.format(named) in refused([*train, "some/model", f"train=[{named}]", runs], capsys)
+    assert "frozen" in refused([*train, "frozen:some/model", f"train=[{pairs}]", runs], capsys)
     assert "los" in refused([*train, "x", f"train=[{pairs}]", "losss=mnrl"], capsys)
     assert "KEY=VALUE" in refused([*train, "x", "lr"], capsys)
     evaluate = ["retrieval", "evaluate", str(folder), "--model"]
@@ -180,9 +144,13 @@ def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_reported_before_
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange/config.json").write_text('{"model_type": "gpt2"}')
     assert "gpt2" in refused([*evaluate, str(tmp_path / "strange"), runs], capsys)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "one process" in refused([*train, "x", f"train=[{pairs}]"], capsys)
-    assert not (tmp_path / "runs").exists()
+    said = refused([*train, "some/model", f"train=[{pairs}]", "accumulate=8", "no_duplicates=true"], capsys)
+    assert "accumulate (command line): was removed" in said and "no_duplicates (command line): was removed" in said
+    (tmp_path / "runs/old/checkpoints/checkpoint-7").mkdir(parents=True)
+    (tmp_path / "runs/old/retrieval.json").write_text("{}")
+    said = refused([*train, "some/model", f"train=[{pairs}]", runs, "name=old"], capsys)
+    assert "its checkpoints (checkpoint-7) cannot be resumed. Name another run with name=" in said
+    assert [each.name for each in (tmp_path / "runs").iterdir()] == ["old"]
 
 
 def test_without_the_library_the_extra_is_named(

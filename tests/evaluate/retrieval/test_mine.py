@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from modernbert_train.__main__ import main
-from modernbert_train.config.tools.retrieval import EncodeConfig, RetrievalConfig
-from modernbert_train.evaluate.retrieval.sentence_model import open_sentence_model, save
+from modernbert_train.config.schema import ContrastiveConfig
+from modernbert_train.config.tools.retrieval import EncodeConfig
+from modernbert_train.evaluate.retrieval.sentence_model import open_sentence_model
+from modernbert_train.weights.formats import export_format
+from modernbert_train.weights.formats.alone import Alone
 from tests.support import forked
-from tests.support.beir import words_about, write_lines
+from tests.support.beir import MODERNBERT, words_about, write_lines
 from tests.support.pairs import as_source, prepare_pairs
 
 
@@ -77,13 +82,13 @@ def test_a_killed_command_resumes_and_prepare_reads_the_same_bytes(
     assert "document: 512 of 1,200" in capsys.readouterr().out
     out = tmp_path / "killed.jsonl"
     process = forked.Popen([sys.executable, "-m", "modernbert_train", *usual, f"out={out}"], stdout=subprocess.DEVNULL)
-    index, begun = tmp_path / "killed.jsonl.work/document/index.json", time.monotonic()
-    while not index.exists():
+    kept, begun = tmp_path / "killed.jsonl.work/document", time.monotonic()
+    while not any(kept.glob("*.sha256")):
         assert process.poll() is None and time.monotonic() < begun + 120
         time.sleep(0.01)
     process.kill()
     process.wait()
-    assert json.loads(index.read_text())["documents"] < number and not out.exists()
+    assert len([*kept.glob("*.sha256")]) < 3 and not out.exists()
     assert main([*usual, f"out={out}"]) == 0
     resumed = capsys.readouterr().out
     assert "document: 512 of" not in resumed and "query: 1,200 of 1,200" in resumed
@@ -115,8 +120,14 @@ def test_what_cannot_be_mined_is_refused(encoder: Path, tmp_path: Path, capsys: 
     assert "`retrieval mine` did not write it" in error(f"out={tmp_path / 'mine.jsonl'}")
     assert "1 pairs are left" in error(of=write_pairs(tmp_path / "one.jsonl", 1))
     assert "has no answer" in error("positive_column=answer")
-    late = open_sentence_model(str(encoder), RetrievalConfig(train=[], loss="multi_vector", device="cpu"))
-    save(late, tmp_path / "late", str(encoder), "nothing")
+    (tmp_path / "late").mkdir()
+    for path in encoder.iterdir():
+        (tmp_path / "late" / path.name).write_bytes(path.read_bytes())
+    modules = Alone(export_format(MODERNBERT, "all"), ContrastiveConfig(pooling="late", token_vectors=8)).files(32, 64)
+    for name, content in modules.items():
+        (tmp_path / "late" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "late" / name).write_text(json.dumps(content))
+    save_file({"linear.weight": torch.ones(8, 32)}, tmp_path / "late/1_Dense/model.safetensors")
     assert "a vector for each token, and mining needs one a text" in error(model=tmp_path / "late")
     (tmp_path / "empty").mkdir()
     assert str(tmp_path / "empty") in error(model=tmp_path / "empty")

@@ -553,7 +553,7 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
         assert first["n"] == second["n"] == 1 and len(first["runs"]) == 2 and 0 <= found["mean"] <= 1
         assert found["mean"] == other["mean"] == pytest.approx(both["mean"])
         assert again["mean"] == pytest.approx(9 / 20)  # nine queries' only candidate is right
-        assert hub["mean"] is None and "mteb:STS12: its data, mteb/sts12-sts, cannot be had" in hub["failed"][0]
+        assert hub["mean"] is None and "mteb:STS12: its data, mteb/sts12-sts, is not available" in hub["failed"][0]
         assert lost["mean"] is None and "nowhere.tsv" in lost["failed"][0]
         begun = json.loads((tmp_path / "out" / second["runs"][0]["run"] / "result.json").read_text())
         assert begun["weights"].startswith(f"weights.init_from={tmp_path}/out/first-")

@@ -1,0 +1,62 @@
+"""Vectors of texts kept on disk with a hash, for another search, or to resume after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modernbert_train.core.files import os_errors_as, whole_file, write_whole
+from modernbert_train.core.tensor_files import read_tensors, write_tensors
+from modernbert_train.data.dataset_card import file_sha256
+from modernbert_train.errors import StorageError
+
+Vectors = Tensor | list[Tensor]  # of each text one, or one for each of its tokens
+
+
+def kept_vectors(folder: Path, origin: Any, make: Callable[[], Vectors]) -> Vectors:
+    """Read vectors from their file, or compute and write them; token vectors in fp16.
+
+    The file is named by a hash of `origin`; a sidecar file holds its SHA-256, as `sha256sum` writes it.
+
+    Args:
+        folder: of such files.
+        origin: everything that determines the vectors, as JSON.
+        make: computes them.
+
+    Raises:
+        StorageError: the file is damaged, or cannot be written.
+    """
+    key = hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:32]
+    file, sidecar = folder / f"{key}.safetensors", folder / f"{key}.sha256"
+    if not sidecar.exists():
+        found = make()
+        is_late = isinstance(found, list)
+        flat = torch.cat(found).half() if isinstance(found, list) else torch.as_tensor(found)
+        sizes = torch.tensor([len(each) for each in found] if is_late else [], dtype=torch.int64)
+        with os_errors_as(StorageError, f"{file}: cannot be written", "Free the disk, or name another folder."):
+            folder.mkdir(parents=True, exist_ok=True)
+            with whole_file(file) as staging:
+                write_tensors(Path(staging.name), {"vectors": flat.cpu().contiguous(), "sizes": sizes})
+            write_whole(sidecar, f"{file_sha256(file)}  {file.name}\n")
+    remedy = f"Remove it and {sidecar.name}, and it is made again."
+    with os_errors_as(StorageError, f"{file}: cannot be read", remedy, ValueError, IndexError):
+        if file_sha256(file) != sidecar.read_text(encoding="utf-8").split()[0]:
+            raise StorageError(f"{file}: not the vectors that were written. {remedy}")
+        tensors = read_tensors(file)
+    vectors, lengths = tensors["vectors"].float(), tensors["sizes"].tolist()
+    return list(vectors.split(lengths)) if lengths else vectors
+
+
+def weights_sha256(state: Mapping[str, Tensor]) -> str:
+    """Return a hash of parameters and buffers, by name."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,232 @@
+"""Sets to measure on: folders in BEIR's format, BEIR's public sets and tasks of mteb by name. mteb searches and scores.
+
+The figures of each set are kept in the run's folder as soon as they are there, so a killed process loses no finished
+set: the same command takes them from there if weights, settings and data are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from modernbert_train.config.tools.retrieval import MTEB, RANKING, EvaluateConfig
+from modernbert_train.core.files import anything_as, write_whole
+from modernbert_train.core.read_json import read_json
+from modernbert_train.data.dataset_card import file_sha256
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.evaluate.retrieval.beir import BEIR, CORPUS, QRELS, QUERIES, Beir, beir_folder, read_beir
+from modernbert_train.evaluate.retrieval.runs import quiet
+
+if TYPE_CHECKING:
+    from modernbert_train.evaluate.retrieval.vectors import Watched
+
+SHOWN = ("main_score", *RANKING)
+Figures = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Set:
+    """A set to measure on.
+
+    Attributes:
+        name: in results.
+        beir: a folder; None: a task of mteb.
+        task: name of a task of mteb; None: a folder.
+        ranks: True for the figures of RANKING, False for the task's main score.
+    """
+
+    name: str
+    beir: Beir | None
+    task: str | None
+    ranks: bool
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Numbers of documents, queries and judgements of a folder."""
+        return {} if self.beir is None else self.beir.counts
+
+
+def open_set(name: str, config: EvaluateConfig, key: str = "", label: str | None = None) -> Set:
+    """Find a set by its name, and read a folder whole for mistakes; nothing of mteb is imported.
+
+    Args:
+        name: a folder; a public set of BEIR, whose folder in config.beir_folder counts if it is there; or mteb:TASK.
+        config: split of a folder.
+        key: the configuration key that names it, for messages.
+        label: its name in results; None: the name of the folder, set or task.
+
+    Raises:
+        DataError: see `read_beir`.
+    """
+    if name.startswith(MTEB):
+        own = name.removeprefix(MTEB)
+        return Set(label or own, None, own, ranks=False)
+    folder = beir_folder(name, config.beir_folder)
+    first, _, part = name.partition("/")
+    task = f"CQADupstack{part.title()}Retrieval" if first == "cqadupstack" and part else BEIR.get(name)
+    if not folder.exists() and task is not None:
+        return Set(label or name.replace("/", "-"), None, task, ranks=True)
+    return Set(label or folder.resolve().name, read_beir(folder, config.split, key), None, ranks=True)
+
+
+def find_task(name: str) -> Any:
+    """Return a task of mteb, without its data.
+
+    Raises:
+        ConfigError: mteb knows none, or it is not of text.
+    """
+    import mteb
+
+    try:
+        task = mteb.get_task(name)
+    except KeyError as error:
+        raise ConfigError(f"mteb:{name}: mteb {mteb.__version__} has no such task ({error.args[0]}).") from None
+    if {*task.metadata.modalities} != {"text"}:
+        kinds = ", ".join(task.metadata.modalities)
+        raise ConfigError(f"mteb:{name}: is of {kinds}, and the model reads text. Leave it out.")
+    return task
+
+
+def task_of(each: Set, config: EvaluateConfig) -> Any:
+    """Return a set as a task of mteb with its data.
+
+    Raises:
+        ConfigError: see `find_task`.
+        DataError: its data is not available.
+    """
+    if each.task is None:
+        assert each.beir is not None
+        task = _folder_task(each.beir)
+    else:
+        task = find_task(each.task)
+        about = task.metadata
+        remedy = "Run where there is a network once, or leave the task out."
+        with anything_as(DataError, f"mteb:{about.name}: its data, {about.dataset['path']}, is not available", remedy):
+            for part in getattr(about, "tasks", [task]):  # of several in one, as CQADupstackRetrieval
+                part.load_data()
+    if config.ignore_identical_ids:
+        task.ignore_identical_ids = True
+    return task
+
+
+def _folder_task(beir: Beir) -> Any:
+    from datasets import Dataset
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.abstasks.task_metadata import TaskMetadata
+
+    unknown: dict[str, Any] = dict.fromkeys(
+        ("reference", "date", "domains", "task_subtypes", "license", "annotations_creators", "dialect",
+         "sample_creation", "bibtex_citation")
+    )  # fmt: skip
+
+    class Folder(AbsTaskRetrieval):
+        metadata = TaskMetadata(
+            name="Folder", dataset={"path": str(beir.folder), "revision": "local"}, description="a folder",
+            type="Retrieval", category="t2t", modalities=["text"], eval_splits=[beir.split], eval_langs=["eng-Latn"],
+            main_score=RANKING[0], **unknown,
+        )  # fmt: skip
+
+    task: Any = Folder()
+    texts = [text for part in beir.texts(1024) for text in part]
+    found = {
+        "corpus": Dataset.from_dict({"id": beir.document_ids, "text": texts}),
+        "queries": Dataset.from_dict({"id": list(beir.queries), "text": list(beir.queries.values())}),
+        "relevant_docs": beir.qrels,
+        "top_ranked": None,
+    }
+    task.dataset, task.data_loaded = {"default": {beir.split: found}}, True
+    return task
+
+
+def measure(each: Set, model: Watched, config: EvaluateConfig, out: Path) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the figures of a model on a set, and facts about the set's data; they are kept in `out`.
+
+    Raises:
+        ConfigError, DataError: see `task_of`.
+    """
+    import mteb
+    from mteb.abstasks.retrieval import AbsTaskRetrieval
+    from mteb.models import SearchEncoderWrapper
+
+    from modernbert_train.evaluate.retrieval.vectors import LATE_CHUNK, Late
+
+    asked = asked_of(each, config) | {"weights": model.weights_sha256, "about": asdict(model.about)}
+    file = out / "sets" / f"{each.name}.json"
+    if (kept := _kept(file, asked)) is not None:
+        return kept
+    task = task_of(each, config)
+    searches = isinstance(task, AbsTaskRetrieval)
+    model.begin(each.name, _totals(task) if searches else {})
+    late = searches and isinstance(model.inner, Late)
+    scores, about = evaluate_task(SearchEncoderWrapper(model, LATE_CHUNK) if late else model, task, config)
+    figures = {name: scores[name] for name in RANKING} if each.ranks else {
+        "main_score": scores["main_score"],
+        task.metadata.main_score: scores["main_score"],
+    }  # fmt: skip
+    about = {} if each.task is None else {"mteb": mteb.__version__} | about
+    keep(file, asked, figures, about)
+    return figures, about
+
+
+def evaluate_task(model: Any, task: Any, config: EvaluateConfig) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return mteb's scores, each the mean of splits and languages, and the dataset and its revision."""
+    import datasets
+    import mteb
+
+    datasets.disable_progress_bars()
+    batch: Any = {"batch_size": config.encode_batch, "show_progress_bar": False}
+    with quiet():
+        found = mteb.evaluate(model, task, encode_kwargs=batch, cache=None, co2_tracker=False, show_progress_bar=False)
+    (result,) = found.task_results
+    wanted = [name for name in SHOWN if all(name in each for split in result.scores.values() for each in split)]
+    scores = {name: float(result.get_score(getter=lambda each, name=name: each[name])) for name in wanted}
+    return scores, {"dataset": task.metadata.dataset["path"], "revision": result.dataset_revision}
+
+
+def asked_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
+    """Return all of a set that determines its figures."""
+    import mteb
+
+    about: dict[str, Any] = {"mteb": mteb.__version__, "ignore_identical_ids": config.ignore_identical_ids}
+    if each.beir is None:
+        return about | {"task": each.task, "ranks": each.ranks}
+    files = (each.beir.folder / CORPUS, each.beir.folder / QUERIES, each.beir.folder / QRELS / f"{each.beir.split}.tsv")
+    return about | {"files": [file_sha256(file) for file in files]}
+
+
+def _kept(file: Path, asked: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]] | None:
+    """Return the figures of a set that a process has finished before; None if there are none of the same."""
+    try:
+        found = read_json(file)
+        if found["asked"] != json.loads(json.dumps(asked)):
+            return None
+        print(f"{file.stem}: measured before, see {file}", flush=True)
+        return found["figures"], found["about"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep(file: Path, asked: Mapping[str, Any], figures: Mapping[str, float], about: Mapping[str, Any]) -> None:
+    """Keep the figures of a finished set."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps({"asked": asked, "figures": figures, "about": about}, indent=2) + "\n")
+
+
+def _totals(task: Any) -> dict[str, int]:
+    splits = [split for subset in task.dataset.values() for split in subset.values()]
+    return {
+        "queries": sum(len(each["queries"]) for each in splits),
+        "documents": sum(len(each["corpus"]) for each in splits),
+    }
+
+
+def mean_of(figures: Mapping[str, Mapping[str, float]]) -> Figures:
+    """Return the mean of each figure that all of several sets have."""
+    if len(figures) < 2:
+        return {}
+    shared = [name for name in SHOWN if all(name in each for each in figures.values())]
+    return {"mean": {name: math.fsum(each[name] for each in figures.values()) / len(figures) for name in shared}}

@@ -1,0 +1,201 @@
+"""Models as mteb calls them: texts in, vectors out; with progress, and with document vectors kept on disk.
+
+Any encoder computes packed batches in fp32. A folder of sentence-transformers is computed by that library, late
+interaction included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from modernbert_train.config.tools.retrieval import EvaluateConfig
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.evaluate.loaded import BATCH_TOKENS, LoadedEncoder, load_source
+from modernbert_train.evaluate.retrieval.kept import Vectors, kept_vectors, weights_sha256
+from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source
+from modernbert_train.evaluate.retrieval.sentence_model import (
+    Described,
+    describe,
+    is_multi_vector,
+    open_sentence_model,
+    sentence_folder,
+)
+from modernbert_train.report.counting import Counting
+
+if TYPE_CHECKING:
+    from modernbert_train.evaluate.retrieval.sentence_model import Model
+
+_QUERY, _DOCUMENT = "query", "document"  # mteb's prompt types
+_KINDS = {_QUERY: "queries", _DOCUMENT: "documents"}
+_AT_ONCE = 1024  # texts between two looks at the clock; a file of kept vectors has as many
+LATE_CHUNK = 4096  # documents whose token vectors are in memory together
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An encoder that computes packed texts, in fp32.
+
+    Attributes:
+        encoder: cuts texts at its max_tokens.
+        about: pooling, prompts and lengths.
+        device: the device that it computes on.
+    """
+
+    encoder: LoadedEncoder
+    about: Described
+    device: Any
+
+    def encode(self, inputs: Any, *, prompt_type: Any = None, **_: Any) -> Tensor:
+        """Embed batches of texts, with the prompt of queries or documents where the task distinguishes them."""
+        from torch.nn.functional import normalize
+
+        kind = getattr(prompt_type, "value", prompt_type)
+        prompt = {_QUERY: self.about.query_prompt, _DOCUMENT: self.about.document_prompt}.get(kind, "")
+        most = self.about.query_max_tokens if kind == _QUERY else self.about.max_tokens
+        found = replace(self.encoder, max_tokens=most).embed(
+            [prompt + text for batch in inputs for text in batch["text"]],
+            pooling="cls" if self.about.pooling == "cls" else "mean",
+            batch_tokens=BATCH_TOKENS,
+            precision="fp32",
+            device=self.device,
+        )
+        return normalize(found) if self.about.normalize else found
+
+
+@dataclass(frozen=True)
+class Late:
+    """A model of sentence-transformers with a vector for each token."""
+
+    model: Any
+
+    def encode(self, inputs: Any, *, prompt_type: Any = None, batch_size: int = 32, **_: Any) -> list[Tensor]:
+        """Embed batches of texts; a matrix each."""
+        as_query = getattr(prompt_type, "value", prompt_type) == _QUERY
+        encode = self.model.encode_query if as_query else self.model.encode_document
+        texts = [text for batch in inputs for text in batch["text"]]
+        return list(encode(texts, batch_size=batch_size, show_progress_bar=False))
+
+
+@dataclass
+class Watched:
+    """A model for mteb: shows how many texts are embedded, and keeps vectors of documents.
+
+    Attributes:
+        inner: encodes batches of texts.
+        scores: similarity of each query with each document.
+        pairwise: similarity of neighbours.
+        about: pooling, prompts and lengths.
+        weights_sha256: hash of the model's weights.
+        keep: folder of kept vectors; None: nothing is kept.
+        mteb_model_meta: mteb's description of it.
+    """
+
+    inner: Any
+    scores: Callable[[Any, Any], Tensor]
+    pairwise: Callable[[Any, Any], Tensor]
+    about: Described
+    weights_sha256: str
+    keep: Path | None
+    mteb_model_meta: Any
+    _counting: dict[str, Counting] = field(default_factory=dict)
+    _set: str = ""
+
+    def begin(self, name: str, totals: Mapping[str, int]) -> None:
+        """Begin a set; `totals`: its numbers of queries and documents, where they are known."""
+        self._set = name
+        self._counting = {kind: Counting(f"{name}: {kind}", total) for kind, total in totals.items()}
+
+    def encode(self, inputs: Any, *, prompt_type: Any = None, **how: Any) -> Vectors:
+        """Embed the texts of a data loader."""
+        from torch.utils.data import DataLoader
+
+        rows, kind = inputs.dataset, _KINDS.get(getattr(prompt_type, "value", prompt_type), "texts")
+        known = self._counting.get(kind)
+        counting = (
+            known if known is not None and known.done < known.total else Counting(f"{self._set}: {kind}", len(rows))
+        )
+        parts: list[Any] = []
+        for start in range(0, len(rows), _AT_ONCE):
+            part = rows.select(range(start, min(start + _AT_ONCE, len(rows))))
+            loader = DataLoader(part, batch_size=inputs.batch_size, collate_fn=inputs.collate_fn)
+
+            def make(loader: Any = loader) -> Any:
+                return self.inner.encode(loader, prompt_type=prompt_type, **how)
+
+            parts.append(self._kept(loader, make) if kind == "documents" else make())
+            counting.add(len(part))
+        vectors = [torch.as_tensor(each) for part in parts for each in (part if isinstance(part, list) else [part])]
+        if not all(each.isfinite().all() for each in vectors):
+            raise DataError(f"{self._set}: the model gives vectors that are not finite. Name another model.")
+        return vectors if isinstance(parts[0], list) else torch.cat(vectors)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Scores of each with each."""
+        return self.scores(embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """Scores of neighbours."""
+        return self.pairwise(embeddings1, embeddings2)
+
+    def _kept(self, loader: Any, make: Callable[[], Vectors]) -> Vectors:
+        if self.keep is None:
+            return make()
+        texts = [text for batch in loader for text in batch["text"]]
+        return kept_vectors(self.keep, [self.weights_sha256, asdict(self.about), texts], make)
+
+
+def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> Watched:
+    """Open a model that embeds texts.
+
+    Args:
+        name: see `open_model`; a folder of sentence-transformers has its own pooling, prompts and lengths.
+        config: pooling, prompts, lengths and the device.
+        keep: folder of kept vectors of documents.
+
+    Raises:
+        ConfigError: it asks for more tokens than the model reads, or for a GPU that is not there.
+        DataError, StorageError: see `open_model` and `open_sentence_model`.
+    """
+    from mteb.models import ModelMeta
+    from sentence_transformers.util import cos_sim, pairwise_cos_sim
+
+    folder = None if keep is None else Path(keep)
+    meta = ModelMeta.create_empty({"name": f"local/{Path(name).name}", "revision": "local"})
+    own, trained, source = sentence_folder(name), None, None
+    if own is None:
+        source = encoder_source(name)
+        trained = source.objective if source.objective is not None and source.objective.compares else None
+    if source is None or (trained is not None and trained.pooling not in ("cls", "mean")):
+        model = open_sentence_model(own or name, config)
+        inner, scores, pairwise = _library(model)
+        return Watched(inner, scores, pairwise, describe(model), weights_sha256(model.state_dict()), folder, meta)
+    encoder = load_source(source)
+    most = config.max_tokens or encoder.max_tokens
+    if most > encoder.max_tokens:
+        raise ConfigError(f"max_tokens={most}: {name} reads {encoder.max_tokens:,} at most. Lower it, or leave it out.")
+    about = Described(
+        config.pooling or (trained.pooling if trained is not None else None) or "mean",
+        config.normalize is not False,
+        config.query_prompt or "",
+        config.document_prompt or "",
+        min(config.query_max_tokens or most, most),
+        most,
+    )
+    packed = Packed(encoder, about, choose_device(config.device))
+    return Watched(packed, cos_sim, pairwise_cos_sim, about, weights_sha256(encoder.module.state_dict()), folder, meta)
+
+
+def _library(model: Model) -> tuple[Any, Any, Any]:
+    """Return how sentence-transformers encodes and compares; mteb chooses prompts for one vector a text."""
+    if is_multi_vector(model):
+        return Late(model), model.similarity, model.similarity_pairwise
+    from mteb.models import SentenceTransformerEncoderWrapper
+
+    wrapped = SentenceTransformerEncoderWrapper(model)
+    return wrapped, wrapped.similarity, wrapped.similarity_pairwise

@@ -1,0 +1,227 @@
+"""The verb `retrieval train`: prepare pairs, train `objective: contrastive` on them, export the model and measure it.
+
+The run is saved as retrieval.yaml in its folder, and is trained, guarded, saved and resumed like any other. Its folder
+also holds pairs/ (the spec of `prepare` and its shards), st/ (the model) and result.json, written last.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from modernbert_train.checkpoints.checkpoint import newest_checkpoint
+from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.claim import Change, refuse
+from modernbert_train.core.files import ending, lock, os_errors_as, write_whole
+from modernbert_train.core.read_json import read_json
+from modernbert_train.data.dataset_card import LABELS, DatasetCard, read_card
+from modernbert_train.distributed.launched import speaks_for_all
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.evaluate.finetune.result import RESULT, write_figures
+from modernbert_train.evaluate.retrieval.beir import training_pairs
+from modernbert_train.evaluate.retrieval.recipe import Recipe
+from modernbert_train.evaluate.retrieval.retrieval import in_words, measure_trained
+from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named, encoder_source
+from modernbert_train.train.recipes import adamw, first_weights, packing_window, phase
+from modernbert_train.train.session import train
+from modernbert_train.vocabulary import copy_tokenizer
+from modernbert_train.weights.export import export_run
+from modernbert_train.weights.source import Source
+
+RUN_YAML, PAIRS, SHARDS, SPEC, PHASE = "retrieval.yaml", "pairs", "shards", "prepare.yaml", "pairs"
+_REPORT = "pairs_report.json"  # of `prepare`
+_MAX_GRAD_NORM, _BETAS, _EPS = 1.0, [0.9, 0.999], 1e-8  # defaults of sentence-transformers' trainer
+_SPECIAL_TOKENS = 2  # that the loader adds to a document
+Prepare = Callable[[Path], None]
+
+
+def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
+    """Train a model on pairs of texts, or resume it, and measure it.
+
+    Args:
+        recipe: see `open_recipe`.
+        prepare: the verb `prepare`; takes the file of a spec.
+
+    Returns:
+        Path of result.json; None on ranks other than the first.
+
+    Raises:
+        RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
+    """
+    config, folder = recipe.config, recipe.folder
+    source = encoder_source(recipe.model, config.seed)
+    limit = min(source.max_tokens, source.model.max_positions or source.max_tokens)
+    if (most := config.max_tokens or limit) > limit:
+        raise ConfigError(f"max_tokens={most}: {recipe.model} reads {limit:,} at most. Lower it, or leave it out.")
+    card = _prepare(recipe, source, most, folder / PAIRS, prepare)
+    run = _run(recipe, source, card, most)
+    train(run)
+    if not speaks_for_all():
+        return None
+    export_run(run, out=folder / MODEL, quiet=True)
+    result = folder / RESULT
+    figures, about = measure_trained(folder / MODEL, recipe.sets, config, folder)
+    counts = read_json(folder / PAIRS / SHARDS / _REPORT)["counts"]
+    only = run.phases[PHASE]
+    write_figures(
+        result,
+        task=recipe.name,
+        source=recipe.model,
+        weights=first_weights(run),
+        seed=config.seed,
+        run=folder.name,
+        figures=figures,
+        counts={
+            "train": {"pairs": card.documents, **counts},
+            **{each.name: each.counts for each in recipe.sets},
+        },
+        settings={**asdict(config), **about},
+        training={
+            "steps": newest_checkpoint(run).step,
+            "tokens": run.total_tokens,
+            "row_tokens": only.row_tokens,
+            "batch_rows": only.batch_rows,
+        },
+    )
+    print(in_words(folder.name, figures, result))
+    return result
+
+
+# --- pairs -------------------------------------------------------------------------------------------------------
+
+
+def _prepare(recipe: Recipe, source: Source, max_tokens: int, home: Path, prepare: Prepare) -> DatasetCard:
+    """Have the pairs of a recipe prepared, or find that they are; ranks take turns.
+
+    Raises:
+        ConfigError: the folder holds the pairs of another recipe.
+        DataError: a file cannot be used, or the pairs give no batch to learn from.
+    """
+    shards, config = home / SHARDS, recipe.config
+    with os_errors_as(StorageError, f"{home}: cannot be written", "Free the disk, or name another runs_folder."):
+        home.mkdir(parents=True, exist_ok=True)
+        with (home / ".lock").open("w") as file:
+            lock(file)
+            if speaks_for_all() or not shards.exists():
+                if not (home / "tokenizer").exists():
+                    with source.tokenizer_folder() as tokenizer:
+                        copy_tokenizer(tokenizer, home / "tokenizer")
+                prepare(_write_spec(recipe, max_tokens, home))
+    card = read_card(shards / "train")
+    texts = len(np.unique(np.load(shards / "train" / LABELS, mmap_mode="r")[:, 2::2]))  # 0: an example with fewer
+    remedy = "Give more pairs, or lower batch_size."
+    if card.documents < config.batch_size:
+        raise DataError(
+            f"train: {card.documents:,} pairs are left, which is no batch of batch_size={config.batch_size}. {remedy}"
+        )
+    if texts < 2:
+        raise DataError(f"train: all {card.documents:,} pairs have one answer, so no query has a negative. {remedy}")
+    return card
+
+
+def _write_spec(recipe: Recipe, max_tokens: int, home: Path) -> Path:
+    """Write the spec of `prepare`.
+
+    Raises:
+        ConfigError: another spec is there; names the differences.
+    """
+    config = recipe.config
+    spec: dict[str, Any] = {
+        "out": str(home / SHARDS),
+        "sources": dict(_sources(recipe, home)),
+        "pairs": {
+            "query": config.query_column,
+            "positive": config.positive_column,
+            "negatives": config.negative_columns,
+            "query_prefix": config.query_prompt or "",
+            "document_prefix": config.document_prompt or "",
+            "max_tokens": max_tokens,
+            "query_max_tokens": min(config.query_max_tokens or max_tokens, max_tokens),
+        },
+        "tokenizer": {"path": str(home / "tokenizer")},
+        "validation_share": 0.0,
+    }
+    file = home / SPEC
+    if file.exists():
+        there = yaml.safe_load(file.read_text(encoding="utf-8"))
+        changes = [Change(key, there.get(key), value) for key, value in spec.items() if there.get(key) != value]
+        refuse(f"{file}: the pairs of another recipe", changes, f"Name another run with name=, or remove {home}.")
+    else:
+        write_whole(file, yaml.safe_dump(spec, sort_keys=False, allow_unicode=True))
+    return file
+
+
+def _sources(recipe: Recipe, home: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the sources of `prepare`; a BEIR folder is written as a file of pairs."""
+    config = recipe.config
+    for index, files in enumerate(recipe.pairs):
+        for number, path in enumerate(files):
+            file = path
+            if path.is_dir():
+                file = home / f"beir-{index}.jsonl"
+                columns = (config.query_column, config.positive_column)
+                rows = (dict(zip(columns, each, strict=True)) for each in training_pairs(path, config.train_split))
+                text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                if not file.exists() or file.read_text(encoding="utf-8") != text:
+                    write_whole(file, text)
+            yield f"train_{index}_{number}", {"kind": ending(file).removeprefix("."), "path": str(file)}
+
+
+# --- the run -----------------------------------------------------------------------------------------------------
+
+
+def _run(recipe: Recipe, source: Source, card: DatasetCard, max_tokens: int) -> RunConfig:
+    """Return the run's configuration, written into its folder; overrides apply to every key."""
+    config, folder, named = recipe.config, recipe.folder, encoder_named(recipe.model)
+    all_tokens = card.tokens + _SPECIAL_TOKENS * card.documents
+    mean, texts = all_tokens / card.documents, 2 + len(config.negative_columns)
+    batch_tokens = config.batch_size * mean
+    # rows of several examples: with fewer, packing leaves more of each row empty, and a batch has too few pairs
+    several = min(8 * mean, batch_tokens / (8 if config.batch_size >= 64 else 2))
+    parts = {} if config.mini_batch is None else {"microbatch_tokens": config.mini_batch * mean / texts}
+    assert card.longest is not None
+    only = phase(
+        tokens=math.ceil(config.epochs * all_tokens),
+        batch_tokens=batch_tokens,
+        longest=max(card.longest, math.ceil(several)),
+        positions=None,  # each text is one sequence
+        warmup=config.warmup,
+        **parts,
+    )
+    objective: dict[str, Any] = {"name": "contrastive", "max_tokens": max_tokens}
+    if config.query_max_tokens is not None and config.query_max_tokens < max_tokens:
+        objective["query_max_tokens"] = config.query_max_tokens
+    if config.is_late:
+        objective |= {"pooling": "late", "token_vectors": config.vector_width}
+    else:
+        objective["pooling"] = config.pooling or "mean"
+    if config.scale is not None:
+        objective["temperature"] = 1 / config.scale
+    optim = adamw(config.lr, config.weight_decay, _MAX_GRAD_NORM, recipe.run)
+    tree: dict[str, Any] = {
+        "plugins": [] if source.checkpoint is None else source.checkpoint.config.plugins,
+        "data": {
+            "train": str(folder / PAIRS / SHARDS / "train"),
+            "tokenizer": str(folder / PAIRS / SHARDS / "tokenizer"),
+            "packing_window": packing_window(card.documents),
+        },
+        "model": asdict(source.model),
+        "weights": {"init_from": None if named.baseline else named.source},
+        "objective": objective,
+        "compute": {"compile": False, "device": config.device, "precision": config.precision},
+        "optim": optim | {"betas": _BETAS, "eps": _EPS},
+        "phases": {PHASE: only},
+        "checkpoint": {"keep": 2, "interval_steps": config.save_every_steps},
+    }
+    file = folder / RUN_YAML
+    write_whole(file, yaml.safe_dump(tree, sort_keys=False))
+    own = [f"name={folder.name}", f"runs_folder={config.runs_folder}", f"seed={config.seed}"]
+    return load_run([file], [*own, *recipe.run])
