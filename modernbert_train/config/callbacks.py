@@ -43,6 +43,7 @@ ARGUMENTS: dict[str, dict[str, tuple[str, ...]]] = {
         "neptune": ("project", "base_namespace", "mode"),
         "slack": ("include_keys", "log_interval", "max_logs_per_message", "channel_id"),
         "tensorboard": ("log_dir", "flush_interval"),
+        "trackio": ("project", "name", "group", "space_id", "server_url"),
         "wandb": ("project", "group", "name", "entity", "tags", "init_kwargs"),
     },
 }
@@ -55,6 +56,7 @@ PACKAGES = {
     "slack": "slack_sdk",
     "system_metrics_monitor": "psutil",
     "tensorboard": "tensorboard",
+    "trackio": "trackio",
     "wandb": "wandb",
 }
 

@@ -49,8 +49,8 @@ def missing_for(section: str, names: Iterable[str]) -> Iterator[str]:
         package = PACKAGES.get(name)
         if package is not None and not _is_there(package):
             yield (
-                f"{section}.{name}: the package {package} is not installed. Install it with pip, or set "
-                f"{section}.{name}=false."
+                f"{section}.{name}: the package {package} is not installed. Install it with pip (pip install "
+                f"{package}), or set {section}.{name}=false."
             )
 
 

@@ -24,7 +24,7 @@ from modernbert_train.config.packages import missing_for
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.errors import ConfigError
 from modernbert_train.train.composer_internals import CurrentWandB
-from modernbert_train.train.loggers import Harmless
+from modernbert_train.train.loggers import Harmless, Trackio
 
 Section = Mapping[str, dict[str, Any]]  # a section: name -> arguments
 CALLBACKS: dict[str, type[Callback]] = {
@@ -47,6 +47,7 @@ LOGGERS: dict[str, type[LoggerDestination]] = {
     "neptune": loggers.NeptuneLogger,
     "slack": loggers.SlackLogger,
     "tensorboard": loggers.TensorboardLogger,
+    "trackio": Trackio,
     "wandb": CurrentWandB,
 }
 
@@ -134,20 +135,23 @@ def _callback_defaults(folder: Path, name: str) -> dict[str, Any]:
 
 def _logger_arguments(name: str, given: dict[str, Any], folder: Path) -> dict[str, Any]:
     if name == "wandb":
-        init = {"mode": "offline", "dir": str(folder), "id": _wandb_id(folder), "resume": "allow"}
+        init = {"mode": "offline", "dir": str(folder), "id": _kept_id(folder, name), "resume": "allow"}
         names = {"project": "modernbert-train", "name": folder.name}
         return names | given | {"init_kwargs": init | given.get("init_kwargs", {})}
     defaults: dict[str, dict[str, Any]] = {
         "file": {"filename": f"{folder}/log-{_now()}.txt"},
         "mlflow": {"experiment_name": "modernbert-train", "run_name": folder.name, "resume": True},
         "tensorboard": {"log_dir": f"{folder}/tensorboard"},
+        "trackio": {"project": "modernbert-train"},
     }
+    if name == "trackio":  # which resumes by name, and knows no folders
+        defaults[name]["name"] = f"{folder.name}-{_kept_id(folder, name)[:6]}"
     return defaults.get(name, {}) | given
 
 
-def _wandb_id(folder: Path) -> str:
+def _kept_id(folder: Path, logger: str) -> str:
     """Return the run's W&B id; it is kept in the run's folder so that a restart continues the same curves."""
-    path = folder / "wandb.id"
+    path = folder / f"{logger}.id"
     if not path.exists():
         path.write_text(secrets.token_hex(8), encoding="utf-8")
     return path.read_text(encoding="utf-8").strip()

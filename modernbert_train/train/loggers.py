@@ -11,6 +11,47 @@ from modernbert_train.errors import RunError
 from modernbert_train.train.composer_internals import without_broadcasts
 
 
+class Trackio(LoggerDestination):
+    """Log to Trackio: a database in TRACKIO_DIR on this machine, or a Space or server if one is named.
+
+    Args:
+        project: of the board.
+        name: of the run; a run with this name is resumed.
+        group: of runs.
+        space_id: of a Hugging Face Space.
+        server_url: of a Trackio server.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        name: str,
+        group: str | None = None,
+        space_id: str | None = None,
+        server_url: str | None = None,
+    ) -> None:
+        self._about: dict[str, Any] = {"project": project, "name": name, "group": group}
+        self._about |= {"space_id": space_id, "server_url": server_url}
+        self._run: Any = None
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        """Open the run: Trackio takes the configuration only then."""
+        import trackio
+
+        own = {"resume": "allow", "embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
+        self._run = trackio.init(**self._about, **own, config=hyperparameters)
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Log the metrics of a step."""
+        if self._run is not None:
+            self._run.log(metrics, step)
+
+    def post_close(self) -> None:
+        """Flush and close the run."""
+        if self._run is not None:
+            self._run.finish()
+
+
 class Harmless(LoggerDestination):
     """Forwards everything to another logger; after its first failure it warns once and stops forwarding.
 

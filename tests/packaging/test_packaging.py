@@ -77,7 +77,7 @@ def test_everything_declared_is_in_the_list(project: dict[str, Any]) -> None:
         needed += extra
     names = {name_of(requirement) for requirement in needed}
     # torch is built for one CUDA and installed first, flash-attn-4 is in flash.txt; the others are loggers to choose
-    assert names - set(pins()) == {"torch", "flash-attn-4", "mlflow", "tensorboard"}
+    assert names - set(pins()) == {"torch", "flash-attn-4", "mlflow", "tensorboard", "trackio"}
 
 
 def test_requirements_for_uv_are_the_true_ones_without_the_caps(project: dict[str, Any]) -> None:

@@ -56,7 +56,7 @@ def test_every_plugin_of_composer_is_accepted_or_refused_with_a_reason(
     module = importlib.import_module(f"composer.{section}")
     names = {snake(name).removesuffix(ending) for name in module.__all__ if snake(name) not in bases}
     refused = {key.split(".")[1] for key in REFUSED if key.startswith(f"{section}.") and key.count(".") == 1}
-    assert names == set(ARGUMENTS[section]) | refused
+    assert names == set(ARGUMENTS[section]) - {"trackio"} | refused
     assert not set(ARGUMENTS[section]) & refused
 
 
@@ -139,13 +139,35 @@ def test_mlflow_gets_every_step_and_a_restart_continues_in_the_same_run(
     assert run.data.params["optim.lr"] == "0.005"
 
 
+def test_trackio_gets_every_step_without_a_network_and_a_restart_goes_on_in_the_same_run(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The board on this machine has each loss once more where the restart repeats a step, and the configuration."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "board"))  # read when the package is imported
+    trackio = pytest.importorskip("trackio")
+    words = tiny_run(*SHORT, "loggers.trackio={group: tiny}", "checkpoint.interval_steps=4")
+    assert main(["train", *words]) == 0
+    first = steps(tmp_path / "runs/tiny")
+    shutil.rmtree(max((tmp_path / "runs/tiny/checkpoints").iterdir()))
+    assert main(["train", *words]) == 0
+    (run,) = trackio.Api().runs("modernbert-train")
+    assert run.name.startswith("tiny-") and run.config["optim.lr"] == 0.005 and run.config["_Group"] == "tiny"
+    found = trackio.sqlite_storage.SQLiteStorage.get_logs("modernbert-train", run.name)
+    losses = {entry["step"]: entry["train/loss"] for entry in found if "train/loss" in entry}
+    assert losses == {entry["step"]: pytest.approx(entry["loss"]) for entry in steps(tmp_path / "runs/tiny")}
+    assert len([entry for entry in found if "train/loss" in entry]) > len(first)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ("callbacks.speed_monitor.time_unit=weeks", "Composer's SpeedMonitor refuses this (Invalid time_unit: weeks"),
         ("callbacks.speed_monitor.window_size=ten", "Composer's SpeedMonitor refuses this"),
         ("callbacks.memory_monitor={}", "measures GPUs only, and this run trains on a CPU. Set callbacks.memory_moni"),
-        ("loggers.slack={}", "loggers.slack: the package slack_sdk is not installed. Install it with pip, or set"),
+        (
+            "loggers.slack={}",
+            "loggers.slack: the package slack_sdk is not installed. Install it with pip (pip in",
+        ),
     ],
 )
 def test_what_check_cannot_see_is_refused_before_anything_is_made(
@@ -168,5 +190,7 @@ def test_callbacks_that_measure_gpus_are_there_on_gpus(tiny_run: TinyRun, tmp_pa
 
 def test_a_missing_package_is_named(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="loggers.wandb: the package wandb is not installed"):
-        check_loggers(read_run(tiny_run("loggers.wandb={}")).loggers)
+    for name in ("wandb", "trackio"):
+        missing = rf"loggers.{name}: the package {name} is not installed. .* pip \(pip install {name}\), or"
+        with pytest.raises(ConfigError, match=missing):
+            check_loggers(read_run(tiny_run(f"loggers.{name}={{}}")).loggers)
