@@ -159,6 +159,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evaluate.retrieval.sentence_model": ("sentence_transformers", "torch", "transformers"),
     "modernbert_train.train": ("composer", "numpy", "torch"),
     "modernbert_train.train.composer_internals": ("composer", "torch", "wandb"),
+    "modernbert_train.train.loggers": ("composer", "trackio"),
     "modernbert_train.api": ("composer", "numpy", "tokenizers", "torch"),
     "modernbert_train.plan.trials": ("torch",),
     "modernbert_train.train.measure_speed": ("numpy", "torch"),
