@@ -28,7 +28,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from launch.sweeps.heart import beating
+from launch.sweeps.heartbeats import heartbeats
 from launch.sweeps.optuna_internals import draw, id_of
 from launch.sweeps.space import Space
 from modernbert_train.config.load import flat
@@ -130,7 +130,7 @@ class Store:
 
     def alive(self, trial: Trial) -> AbstractContextManager[None]:
         """Send heartbeats inside this context."""
-        return beating(self._storage, id_of(trial), self._sweep.heartbeat_seconds)
+        return heartbeats(self._storage, id_of(trial), self._sweep.heartbeat_seconds)
 
     def reachable(self) -> Any:
         """Return a context in which faults of the database become a StorageError."""

@@ -13,7 +13,7 @@ from typing import TypedDict
 
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.read_json import Count, as_type, read_json
-from modernbert_train.data.place import PlannerState
+from modernbert_train.data.planner_state import PlannerState
 
 
 class SavedTime(TypedDict):

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from modernbert_train.batch import Batch
 from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
-from modernbert_train.data.place import PlannerState
 from modernbert_train.data.planner import BatchPlan, BatchPlanner, Row
+from modernbert_train.data.planner_state import PlannerState
 from modernbert_train.data.workers import LOOK_SECONDS, deliveries
 from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError

@@ -24,7 +24,7 @@ from modernbert_train.config.schema import ContrastiveConfig, DataConfig, Object
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.mixing import FairQueue, phase_weights
 from modernbert_train.data.packing import Chunk, ChunkState, GreedyPacker, Ints, PackerState, Row
-from modernbert_train.data.place import PlannerState, check_place
+from modernbert_train.data.planner_state import PlannerState, check_state
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
 __all__ = ["BatchPlan", "BatchPlanner", "Row", "StreamCount"]
@@ -170,7 +170,7 @@ class BatchPlanner:
             ValueError: the position does not exist in the data; names the field.
         """
         phases = None if self._is_branch else [each.phase for each in self._clock.phases]
-        check_place(state, self._chunks, self._special, phases)
+        check_state(state, self._chunks, self._special, phases)
         self.tokens, self._phase, self._now, self._drawn = state["tokens"], state["phase"], None, None
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])

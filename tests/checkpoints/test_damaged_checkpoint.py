@@ -20,7 +20,7 @@ from modernbert_train.checkpoints.manifest import MANIFEST, read_manifest
 from modernbert_train.checkpoints.saved_state import GuardState, SavedTime, read_state
 from modernbert_train.config.load import to_yaml
 from modernbert_train.data.packing import PackerState
-from modernbert_train.data.place import PlannerState
+from modernbert_train.data.planner_state import PlannerState
 from modernbert_train.data.shuffle import CursorState
 from modernbert_train.errors import StorageError
 from tests.support.small_checkpoint import BAD_TENSORS, CONFIG, edit_state, sign, state_of, write

@@ -16,7 +16,7 @@ from modernbert_train.models.attention import KERNELS, sdpa
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.plan.trials import Outcome, attempt, command_of
 from modernbert_train.plan.trials.attention import HALF_WINDOW, try_attention
-from modernbert_train.plan.trials.others import try_backend, try_compile
+from modernbert_train.plan.trials.compiler_and_backends import try_backend, try_compile
 from modernbert_train.plan.trials.table import TRIALS
 
 

@@ -15,7 +15,7 @@ from modernbert_train.config.packages import FLASH_4_INSTALL
 from modernbert_train.models.attention import kernel_report
 from modernbert_train.plan.trials import MARK
 from modernbert_train.plan.trials.attention import try_attention
-from modernbert_train.plan.trials.others import try_backend, try_compile, try_fused
+from modernbert_train.plan.trials.compiler_and_backends import try_backend, try_compile, try_fused
 
 GPU = "an NVIDIA GPU of capability 8.0 or newer, and the CUDA build of torch"
 COMPILER = "a C++ compiler (on Debian and Ubuntu: apt install g++)"

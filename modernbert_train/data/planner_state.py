@@ -32,7 +32,7 @@ class PlannerState(TypedDict):
     packer: PackerState
 
 
-def check_place(
+def check_state(
     state: PlannerState,
     streams: Mapping[str, ShuffledChunks],
     special_tokens: int,

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 
 @contextmanager
-def beating(storage: RDBStorage, trial_id: int, seconds: float) -> Iterator[None]:
+def heartbeats(storage: RDBStorage, trial_id: int, seconds: float) -> Iterator[None]:
     """Send a heartbeat to the database every few seconds while an attempt runs."""
     end = threading.Event()
 
