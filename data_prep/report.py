@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ Fingerprint = dict[str, Any]
 
 
 def fingerprint(config: DatasetConfig) -> Fingerprint:
-    """The keys that determine the dataset, and a digest of its source files.
+    """Return the keys that determine the dataset, and a digest of its files: name, size and time, or the content.
 
     Of a hub dataset that is not on this disk only the name is known.
 
     Raises:
+        ConfigError: two sources read the same texts.
         DataError: a source lacks files, or the given tokenizer does not exist.
     """
     files: list[Path] = []
@@ -56,25 +57,17 @@ def fingerprint(config: DatasetConfig) -> Fingerprint:
     for name, source in config.evaluation_sets.items():
         with set_named(name):
             files += source_files(name, source)
-    return {"spec": config.identity(), "inputs": inputs_of(files, config.files)}
-
-
-def inputs_of(files: Sequence[Path], hashed: Mapping[str, str]) -> dict[str, Any]:
-    """Digest names, sizes and times of files, and the content of `hashed`: files or tokenizers' folders by their keys.
-
-    Raises:
-        DataError: a file of `hashed` cannot be read.
-    """
     digest, total = hashlib.sha256(), 0
     for file in files:
         size, time = file_state(file)
         total += max(size, 0)
         digest.update(f"{file}\0{size}\0{time}\0".encode("utf-8", "surrogateescape"))
-    for key, path in hashed.items():
+    for key, path in config.files.items():
         file = tokenizer_file(path)
         with os_errors_as(DataError, f"{key}={file}: cannot be read", "Correct the path."):
             digest.update(file_sha256(file).encode())
-    return {"files": len(files), "bytes": total, "digest": digest.hexdigest()[:16]}
+    inputs = {"files": len(files), "bytes": total, "digest": digest.hexdigest()[:16]}
+    return {"spec": config.identity(), "inputs": inputs}
 
 
 def changes(there: Fingerprint, here: Fingerprint) -> str:

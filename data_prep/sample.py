@@ -26,7 +26,7 @@ from data_prep.read.encodings import AUTO, guess
 from data_prep.read.html import MARKUP
 from data_prep.read.items import Document, LeftOut, Row, Span, columns_of, take_text
 from data_prep.read.lines import can_be_cut, sample_lines
-from data_prep.read.sources import files_below, name_end, read_span
+from data_prep.read.sources import TABLES, files_below, name_end, read_span
 from data_prep.read.tables import parquet_columns, parquet_groups
 from modernbert_train.config.tools.prepare import FIELDS, PrepareConfig, SourceConfig
 from modernbert_train.core.files import PACKED, ending
@@ -45,7 +45,6 @@ _SNIFFED = 5  # files of an ending that say whether it is text
 _MEASURED = 32  # compressed files of a source whose text is measured
 _SNIFF_BYTES = 1 << 16
 _SCRIPT_CHARACTERS = 1_000_000
-_TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv"}
 _TEXT_FIELDS = ("text", "content", "body", "document", "article", "passage", "sentence")
 TOO_LONG = 4 * PrepareConfig.max_characters  # bytes of a text file that `prepare` leaves out unread
 
@@ -295,7 +294,8 @@ def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
 
 def _kind(file: Path) -> str | None:
     """The kind that the name of a file says; None: text or nothing."""
-    return _TABLES.get(ending(file))
+    end = ending(file)
+    return None if end in (".tsv", ".mds") else TABLES.get(end)  # .tsv: with quotes or without? .mds: perhaps of ids
 
 
 def _is_text(files: Sequence[Path]) -> bool:
