@@ -21,7 +21,7 @@ from modernbert_train.errors import StoppedEarly
 from tests.support.runs import finish, records, start
 from tests.support.s3 import BUCKET, Store, wait_for
 from tests.support.small_checkpoint import CONFIG, write
-from tests.support.store_for_copies import store  # noqa: F401
+from tests.support.store_for_copies import server, store  # noqa: F401
 from tests.support.tiny_run import TinyRun
 
 pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")

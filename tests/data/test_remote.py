@@ -33,7 +33,7 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.vocabulary import read_vocabulary
 from tests.support.make_shards import make_documents, make_shards
 from tests.support.s3 import Store, wait_for
-from tests.support.store import forget, store  # noqa: F401
+from tests.support.store import forget, server, store  # noqa: F401
 from tests.support.tiny_run import TIMES, TinyRun
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.runs]  # each has a separate store
