@@ -66,7 +66,6 @@ SMALLER = {
     "--hours 24": "--size tiny --tokens 20k --yes",
     "my/texts --entries 4096": "my/texts --entries 400",
     " train yamls/quickstart.yaml": f" train yamls/quickstart.yaml {FEW}",
-    "check yamls/quickstart.yaml name=words": f"check yamls/quickstart.yaml {WIDTH} name=words",
     "train yamls/recipes/contrastive.yaml": "train yamls/recipes/contrastive.yaml data.num_workers=0 "
     "phases.masked.tokens=8_000 phases.masked.schedule.warmup_tokens=0 phases.contrastive.tokens=8_000 "
     "'phases.contrastive.schedule={warmup_tokens: 0, decay_tokens: 8_000}'",

@@ -18,6 +18,7 @@ CHANGED: dict[str, Any] = {
     "betas": (0.7, 0.9),
     "eps": 0.1,
     "weight_decay": 0.3,
+    "cautious_decay": True,
     "momentum": 0.5,
     "nesterov": False,
     "newton_schulz_iterations": 2,
