@@ -23,6 +23,7 @@ from modernbert_train.weights.formats.config_json import (
     activation_name,
     head_of,
     number_under,
+    numbers_under,
     one_of,
     require_class,
     require_fixed,
@@ -36,19 +37,20 @@ ARCHITECTURES = ("AlbertForMaskedLM", "AlbertForPreTraining")  # the second is w
 # Options of transformers' configuration, with the only value that this encoder implements.
 FIXED = {"tie_word_embeddings": True, "position_embedding_type": "absolute"}
 
-# AlbertConfig -> config.json, for keys with one number, and the value of a missing key: transformers' defaults, which
-# are xxlarge's.
-KEYS: dict[str, tuple[str, int | float]] = {
-    "vocab_size": ("vocab_size", 30000),
-    "embedding_size": ("embedding_size", 128),
-    "hidden_size": ("hidden_size", 4096),
-    "num_heads": ("num_attention_heads", 64),
-    "intermediate_size": ("intermediate_size", 16384),
-    "max_positions": ("max_position_embeddings", 512),
-    "segments": ("type_vocab_size", 2),
-    "norm_eps": ("layer_norm_eps", 1e-12),
-    "init_std": ("initializer_range", 0.02),
+# AlbertConfig -> config.json, for keys with one number.
+KEYS = {
+    "vocab_size": "vocab_size",
+    "embedding_size": "embedding_size",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "segments": "type_vocab_size",
+    "norm_eps": "layer_norm_eps",
+    "init_std": "initializer_range",
 }
+# transformers' defaults where they differ from this program's; xxlarge's
+_DEFAULTS = {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384}
 
 
 # module of a unit here -> in a layer of transformers
@@ -104,9 +106,7 @@ def describe(
     """See `HubFormat`. The longest sequence is the number of position vectors."""
     stored = config.stored
     return {
-        **head_of(ARCHITECTURES[PAIR_HEAD in modules], MODEL_TYPE),
-        **{theirs: getattr(config, ours) for ours, (theirs, _) in KEYS.items()},
-        **FIXED,
+        **head_of(ARCHITECTURES[PAIR_HEAD in modules], MODEL_TYPE, config, KEYS, FIXED),
         "num_hidden_layers": stored.num_layers // stored.group_layers,
         "num_hidden_groups": stored.groups,
         "inner_group_num": stored.group_layers,
@@ -126,7 +126,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
     require_class(raw, where, MODEL_TYPE, *ARCHITECTURES)
     require_fixed(raw, FIXED, where)
     activation = one_of(raw, "hidden_act", "gelu_new", ACTIVATIONS, where)
-    numbers = {ours: number_under(raw, theirs, default, where) for ours, (theirs, default) in KEYS.items()}
+    raw = _DEFAULTS | {key: value for key, value in raw.items() if value is not None}
     layers, groups, inner = (
         int(number_under(raw, key, default, where, most=MOST_LAYERS))
         for key, default in {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}.items()
@@ -143,7 +143,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
         )
     own = groups == layers > 1 and inner == 1  # no two layers share anything
     config = AlbertConfig(
-        **numbers,  # type: ignore[arg-type]  # whole if the default is
+        **numbers_under(raw, KEYS, AlbertConfig, where),
         num_layers=layers * inner,
         sharing="none" if own else "all",
         groups=1 if own else groups,

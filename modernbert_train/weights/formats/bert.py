@@ -18,11 +18,13 @@ from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import (
     ACTIVATIONS,
     PAIR_HEAD,
+    SIZES,
     Described,
     activation_name,
     head_of,
     number_under,
     numbers_under,
+    places,
     require_fixed,
     require_whole_heads,
     share_under,
@@ -44,16 +46,7 @@ FIXED = {
 }
 
 # BertConfig -> config.json, for keys with one number.
-KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "segments": "type_vocab_size",
-    "norm_eps": "layer_norm_eps",
-    "init_std": "initializer_range",
-}
+KEYS = SIZES | {"segments": "type_vocab_size", "norm_eps": "layer_norm_eps", "init_std": "initializer_range"}
 
 
 # module of a layer here -> in transformers
@@ -93,21 +86,13 @@ _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # in files 
 
 def theirs(name: str, config: BertConfig) -> tuple[str, ...]:
     """See `HubFormat`."""
-    kind = config.model_type
-    module, _, end = name.rpartition(".")
-    return encoder_name(name, kind) or ((f"{_HEADS[kind][module]}.{end}",) if module in _HEADS[kind] else ())
+    return encoder_name(name, config.model_type) or places(name, "", {}, _HEADS[config.model_type])
 
 
 def encoder_name(name: str, kind: str) -> tuple[str, ...]:
     """Return the name of an encoder's parameter in a model of this type; empty if it is not in the encoder."""
-    module, _, end = name.rpartition(".")
-    place, _, rest = module.removeprefix("model.").partition(".")
-    if place == "embeddings":
-        return (f"{kind}.embeddings.{_EMBEDDINGS[rest]}.{end}",)
-    if place == "layers":
-        number, _, part = rest.partition(".")
-        return tuple(f"{kind}.encoder.layer.{number}.{each}.{end}" for each in LAYER[part])
-    return ()
+    outside = {f"model.embeddings.{ours}": f"{kind}.embeddings.{named}" for ours, named in _EMBEDDINGS.items()}
+    return places(name, f"{kind}.encoder.layer.", LAYER, outside)
 
 
 def today(name: str) -> str | None:
@@ -149,9 +134,7 @@ def describe(
         special |= {"bos_token_id": vocabulary.cls_id, "eos_token_id": vocabulary.sep_id}
     named = DECODERS[kind] if order == "causal" else ARCHITECTURES[kind][PAIR_HEAD in modules]
     return {
-        **head_of(named, kind),
-        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
-        **FIXED,
+        **head_of(named, kind, config, KEYS, FIXED),
         "is_decoder": order == "causal",
         "hidden_act": activation_name(config.activation),
         "max_position_embeddings": config.max_positions + config.position_offset,

@@ -18,6 +18,14 @@ from modernbert_train.errors import DataError
 CONFIG_JSON = "config.json"
 PREDICTS_FROM, BEFORE = "predicts_from", "before"  # this program's key, and its value if the token before predicts
 PAIR_HEAD = "pair_head"  # name of the module `PairHead`
+# ModelConfig -> config.json, in most formats
+SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+}
 # config.json's names of activations -> names here; the first of each is written
 ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh"]] = {
     "gelu": "gelu",
@@ -158,13 +166,42 @@ def require_whole_heads(
         )
 
 
-def head_of(architecture: str, model_type: str) -> dict[str, Any]:
-    """Return the first keys of every config.json."""
+def require_possible(config: ModelConfig, where: str) -> None:
+    """Raise DataError for a combination of keys that `check` refuses as well."""
+    if problem := next(config.mistakes(), None):
+        raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
+
+
+def places(name: str, layer: str, parts: Mapping[str, tuple[str, ...]], outside: Mapping[str, str]) -> tuple[str, ...]:
+    """Return transformers' names of a parameter by tables of names or of modules; empty if they lack it.
+
+    Args:
+        name: the name here.
+        layer: transformers' name of a layer, up to its number.
+        parts: within a layer, here -> in transformers, along the rows.
+        outside: the same outside layers.
+    """
+    number, _, part = name.removeprefix("model.layers.").partition(".")
+    if part and name.startswith("model.layers."):
+        table, name, prefix = parts, part, f"{layer}{number}."
+    else:
+        table, prefix = {ours: (named,) for ours, named in outside.items()}, ""
+    module, _, end = name.rpartition(".")
+    found = table.get(name) or tuple(f"{each}.{end}" for each in table.get(module, ()))
+    return tuple(prefix + each for each in found)
+
+
+def head_of(
+    architecture: str, model_type: str, config: ModelConfig, keys: Mapping[str, str], fixed: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the first keys of a config.json: its class, the numbers of `keys`, and `fixed`."""
     return {
         "architectures": [architecture],
         "model_type": model_type,
         "exported_by": f"modernbert_train {__version__}",
         "dtype": "float32",
+        **{theirs: getattr(config, ours) for ours, theirs in keys.items()},
+        **fixed,
     }
 
 

@@ -18,12 +18,14 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import (
     ACTIVATIONS,
+    SIZES,
     Described,
     activation_name,
     head_of,
     number_under,
     numbers_under,
     one_of,
+    places,
     require_fixed,
     require_whole_heads,
     share_under,
@@ -51,12 +53,7 @@ FIXED_V2: dict[str, Any] = {"share_att_key": True, "norm_rel_ebd": "layer_norm"}
 POSITIONS = ("c2p", "p2c")  # values of pos_att_type, in any order, also joined by |
 
 # DebertaConfig -> config.json, for keys with one number.
-KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
+KEYS = SIZES | {
     "max_positions": "max_position_embeddings",
     "norm_eps": "layer_norm_eps",
     "init_std": "initializer_range",
@@ -83,8 +80,9 @@ _LAYER_V1 = _LAYER | {
     "attn.Wqkv": ("attention.self.in_proj",),
     "attn.Wkey": ("attention.self.pos_proj",),
     "attn.Wquery": ("attention.self.pos_q_proj",),
+    "attn.query.bias": ("attention.self.q_bias",),
+    "attn.value.bias": ("attention.self.v_bias",),
 }
-_BIASES_V1 = {"attn.query.bias": "attention.self.q_bias", "attn.value.bias": "attention.self.v_bias"}
 _OUTSIDE = {
     "model.embeddings.tok_embeddings": "deberta.embeddings.word_embeddings",
     "model.projection": "deberta.embeddings.embed_proj",
@@ -114,15 +112,7 @@ _UNREAD = ("deberta.embeddings.position_embeddings.", "deberta.embeddings.positi
 
 def theirs(name: str, config: DebertaConfig) -> tuple[str, ...]:
     """See `HubFormat`."""
-    module, _, end = name.rpartition(".")
-    if not name.startswith("model.layers."):
-        return (f"{_OUTSIDE[module]}.{end}",) if module in _OUTSIDE else ()
-    number, _, part = name.removeprefix("model.layers.").partition(".")
-    layer = f"deberta.encoder.layer.{number}"
-    if part in _BIASES_V1:
-        return (f"{layer}.{_BIASES_V1[part]}",)
-    names = (_LAYER_V1 if config.version == "v1" else _LAYER)[part.rpartition(".")[0]]
-    return tuple(f"{layer}.{each}.{end}" for each in names)
+    return places(name, "deberta.encoder.layer.", _LAYER_V1 if config.version == "v1" else _LAYER, _OUTSIDE)
 
 
 def shape(name: str, config: DebertaConfig) -> Shape | None:
@@ -149,13 +139,11 @@ def describe(
     config: DebertaConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
 ) -> dict[str, Any]:
     """See `HubFormat`. Distances beyond `max_relative_positions` are clipped, so the model may read longer texts."""
-    detects = TOKEN_HEAD in modules
+    named = DISCRIMINATORS[config.version] if TOKEN_HEAD in modules else VERSIONS[config.model_type][1]
     activation = activation_name(config.activation)
     convolution = {"conv_kernel_size": config.convolution, "conv_act": activation} if config.convolution else {}
     return {
-        **head_of(DISCRIMINATORS[config.version] if detects else VERSIONS[config.model_type][1], config.model_type),
-        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
-        **(FIXED if config.version == "v1" else FIXED | FIXED_V2),
+        **head_of(named, config.model_type, config, KEYS, FIXED if config.version == "v1" else FIXED | FIXED_V2),
         "pos_att_type": list(POSITIONS),
         "position_buckets": -1 if config.version == "v1" else config.buckets,
         "max_relative_positions": config.max_distance,

@@ -15,6 +15,7 @@ from modernbert_train.weights.formats.config_json import (
     head_of,
     numbers_under,
     one_of,
+    places,
     require_class,
     require_fixed,
     require_whole_heads,
@@ -59,11 +60,7 @@ _BODY = ("embeddings.", "transformer.")  # a file without the head lacks the pre
 
 def theirs(name: str, config: DistilBertConfig) -> tuple[str, ...]:
     """See `HubFormat`."""
-    module, _, last = name.rpartition(".")
-    if name.startswith("model.layers."):
-        number, _, part = module.removeprefix("model.layers.").partition(".")
-        return tuple(f"distilbert.transformer.layer.{number}.{each}.{last}" for each in _LAYER[part])
-    return (f"{_OUTSIDE[module]}.{last}",) if module in _OUTSIDE else ()
+    return places(name, "distilbert.transformer.layer.", _LAYER, _OUTSIDE)
 
 
 def today(name: str) -> str | None:
@@ -80,9 +77,7 @@ def describe(
 ) -> dict[str, Any]:
     """See `HubFormat`. The longest sequence is the number of position vectors."""
     return {
-        **head_of(ARCHITECTURE, "distilbert"),
-        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
-        **FIXED,
+        **head_of(ARCHITECTURE, "distilbert", config, KEYS, FIXED),
         "activation": activation_name(config.activation),
         "dropout": config.dropout,
         "attention_dropout": 0.0,

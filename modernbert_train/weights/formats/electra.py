@@ -17,7 +17,7 @@ from modernbert_train.config.read import shown
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import bert
-from modernbert_train.weights.formats.config_json import Described, require_fixed
+from modernbert_train.weights.formats.config_json import Described, places, require_fixed
 
 MODEL_TYPE, DISCRIMINATOR, GENERATOR = "electra", "ElectraForPreTraining", "ElectraForMaskedLM"
 TOKEN_HEAD = "token_head"  # name of the module `TokenClass`
@@ -50,10 +50,7 @@ class Electra:
 
     def theirs(self, name: str, config: BertConfig) -> tuple[str, ...]:
         """See `HubFormat`."""
-        module, _, end = name.rpartition(".")
-        if module in _HEADS:
-            return (f"{_HEADS[module]}.{end}",)
-        return bert.encoder_name(name, MODEL_TYPE)
+        return places(name, "", {}, _HEADS) or bert.encoder_name(name, MODEL_TYPE)
 
     def today(self, name: str) -> str | None:
         """See `HubFormat`."""

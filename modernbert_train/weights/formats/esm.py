@@ -11,7 +11,7 @@ from typing import Any
 
 from modernbert_train.config.bert import EsmConfig
 from modernbert_train.config.objective import Order
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import ConfigError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import bert
 from modernbert_train.weights.formats.config_json import (
@@ -19,8 +19,10 @@ from modernbert_train.weights.formats.config_json import (
     head_of,
     number_under,
     numbers_under,
+    places,
     require_class,
     require_fixed,
+    require_possible,
     require_whole_heads,
 )
 
@@ -61,11 +63,7 @@ _UNREAD = ("esm.contact_head.", "esm.embeddings.position_")
 
 def theirs(name: str, config: EsmConfig) -> tuple[str, ...]:
     """See `HubFormat`."""
-    module, _, end = name.rpartition(".")
-    if module.startswith("model.layers."):
-        number, _, part = module.removeprefix("model.layers.").partition(".")
-        return tuple(f"esm.encoder.layer.{number}.{each}.{end}" for each in _LAYER[part])
-    return (f"{_OUTSIDE[module]}.{end}",) if module in _OUTSIDE else ()
+    return places(name, "esm.encoder.layer.", _LAYER, _OUTSIDE)
 
 
 def today(name: str) -> str | None:
@@ -85,9 +83,7 @@ def describe(
     if config.token_dropout and config.mask_id != vocabulary.mask_id:
         raise ConfigError(f"model.mask_id={config.mask_id}: the tokenizer's [MASK] is {vocabulary.mask_id}. Set that.")
     return {
-        **head_of(ARCHITECTURE, MODEL_TYPE),
-        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
-        **FIXED,
+        **head_of(ARCHITECTURE, MODEL_TYPE, config, KEYS, FIXED),
         "token_dropout": config.token_dropout,
         "mask_token_id": vocabulary.mask_id,
         "pad_token_id": vocabulary.pad_id,
@@ -110,6 +106,5 @@ def read(raw: dict[str, Any], where: str) -> Described:
         mask_id=int(number_under(raw, "mask_token_id", 32, where, least=0)),
     )
     require_whole_heads(config, where)
-    if problem := next(config.mistakes(), None):
-        raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
+    require_possible(config, where)
     return Described(config, int(number_under(raw, "max_position_embeddings", 1026, where)), "all")

@@ -65,9 +65,7 @@ def describe(
     """See `HubFormat`."""
     positions = rope.describe_layers(config)
     return {
-        **head_of(ARCHITECTURE, MODEL_TYPE),
-        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
-        **FIXED,
+        **head_of(ARCHITECTURE, MODEL_TYPE, config, KEYS, FIXED),
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_size,
         "query_pre_attn_scalar": config.head_size,

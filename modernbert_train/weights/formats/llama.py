@@ -15,7 +15,15 @@ from modernbert_train.config.read import shown
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import rope
-from modernbert_train.weights.formats.config_json import Described, head_of, number_under, numbers_under, require_fixed
+from modernbert_train.weights.formats.config_json import (
+    SIZES,
+    Described,
+    head_of,
+    number_under,
+    numbers_under,
+    places,
+    require_fixed,
+)
 
 # model_type -> its class, and the fields of LlamaConfig that it switches on
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,15 +48,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 FIXED: dict[str, Any] = {"hidden_act": "silu", "mlp_bias": False, "attention_bias": False, "use_sliding_window": False}
 
 # LlamaConfig -> config.json, for keys with one number.
-KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "norm_eps": "rms_norm_eps",
-    "init_std": "initializer_range",
-}
+KEYS = SIZES | {"norm_eps": "rms_norm_eps", "init_std": "initializer_range"}
 
 # module of a layer here -> in transformers
 _LAYER = {
@@ -73,11 +73,7 @@ _BODY = ("embed_tokens.", "layers.", "norm.")  # a file without the head lacks t
 
 def theirs(name: str, config: LlamaConfig) -> tuple[str, ...]:
     """See `HubFormat`."""
-    if name.startswith("model.layers."):
-        number, _, part = name.removeprefix("model.layers.").partition(".")
-        module, _, last = part.rpartition(".")
-        return tuple(f"model.layers.{number}.{each}.{last}" for each in _LAYER[module])
-    return (_OUTSIDE[name],) if name in _OUTSIDE else ()
+    return places(name, "model.layers.", _LAYER, _OUTSIDE)
 
 
 def today(name: str) -> str | None:
@@ -102,9 +98,7 @@ def describe(
     kind = _kind_of(config, order)
     positions = rope.describe(config)
     return {
-        **head_of(KINDS[kind][0], kind),
-        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
-        **FIXED,
+        **head_of(KINDS[kind][0], kind, config, KEYS, FIXED),
         **({} if kind == "eurobert" else {"is_causal": order == "causal"}),
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_size,

@@ -18,6 +18,7 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import rope
 from modernbert_train.weights.formats.config_json import (
+    SIZES,
     Described,
     head_of,
     numbers_under,
@@ -45,12 +46,7 @@ FIXED = {
 }
 
 # ModernBertConfig -> config.json, for keys with one number.
-KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
+KEYS = SIZES | {
     "local_attention": "local_attention",
     "norm_eps": "norm_eps",
     "init_std": "initializer_range",
@@ -95,9 +91,7 @@ def describe(
         if not (math.isfinite(theta) and theta > 0):
             raise ConfigError(f"model.{key}={theta}: not exported, the model would give NaN. Set a positive RoPE base.")
     return {
-        **head_of(ARCHITECTURE, MODEL_TYPE),
-        **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
-        **FIXED,
+        **head_of(ARCHITECTURE, MODEL_TYPE, config, KEYS, FIXED),
         "layer_norm_eps": config.norm_eps,  # name in candle and servers built on it; the release has both
         "max_position_embeddings": max_tokens,
         "layer_types": layer_types(config.global_attn_every_n_layers, config.num_layers),

@@ -19,6 +19,8 @@ from modernbert_train.weights.formats.config_json import (
     Described,
     number_under,
     numbers_under,
+    places,
+    require_possible,
     require_whole_heads,
 )
 
@@ -42,12 +44,12 @@ KEYS = {
 
 # module of a layer here -> in the published code
 _LAYER = {
-    "attn.Wqkv": "qkv",
-    "attn.Wo": "wo",
-    "attn_norm": "attention_norm",
-    "mlp_norm": "ffn_norm",
-    "mlp.Wi": "ffn.w12",
-    "mlp.Wo": "ffn.w3",
+    "attn.Wqkv": ("qkv",),
+    "attn.Wo": ("wo",),
+    "attn_norm": ("attention_norm",),
+    "mlp_norm": ("ffn_norm",),
+    "mlp.Wi": ("ffn.w12",),
+    "mlp.Wo": ("ffn.w3",),
 }
 _OUTSIDE = {
     "model.embeddings.tok_embeddings.weight": "model.encoder.weight",
@@ -60,11 +62,7 @@ _BODY = ("encoder.", "transformer_encoder.", "layer_norm.")  # a file without th
 
 def theirs(name: str, config: NeoBertConfig) -> tuple[str, ...]:
     """See `HubFormat`."""
-    if name.startswith("model.layers."):
-        number, _, part = name.removeprefix("model.layers.").partition(".")
-        module, _, end = part.rpartition(".")
-        return (f"model.transformer_encoder.{number}.{_LAYER[module]}.{end}",)
-    return (_OUTSIDE[name],) if name in _OUTSIDE else ()
+    return places(name, "model.transformer_encoder.", _LAYER, _OUTSIDE)
 
 
 def today(name: str) -> str | None:
@@ -108,6 +106,5 @@ def read(raw: dict[str, Any], where: str) -> Described:
     wide = int(number_under(raw, "intermediate_size", 3072, where))
     config = NeoBertConfig(**numbers, intermediate_size=-(-(2 * wide // 3) // 8) * 8)
     require_whole_heads(config, where)
-    if problem := next(config.mistakes(), None):
-        raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
+    require_possible(config, where)
     return Described(config, int(number_under(raw, "max_length", 1024, where)), "all")

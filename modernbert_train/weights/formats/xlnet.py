@@ -26,6 +26,7 @@ from modernbert_train.weights.formats.config_json import (
     number_under,
     numbers_under,
     one_of,
+    places,
     require_class,
     require_fixed,
     require_whole_heads,
@@ -63,7 +64,7 @@ _DEFAULTS = {"d_model": 1024, "n_layer": 24, "n_head": 16, "d_inner": 4096}
 ORDERS: dict[str, Order] = {"bi": "all", "uni": "causal"}  # attn_type -> which tokens each token sees
 
 _TRANSPOSED = ("attn.Wqkv", "attn.Wr")
-# parameter of a layer here -> in transformers
+# parameter or module of a layer here -> in transformers
 _LAYER = {
     "attn.Wqkv.weight": ("rel_attn.q", "rel_attn.k", "rel_attn.v"),
     "attn.Wr.weight": ("rel_attn.r",),
@@ -72,14 +73,10 @@ _LAYER = {
     "attn.position.bias": ("rel_attn.r_r_bias",),
     "attn.segment.bias": ("rel_attn.r_s_bias",),
     "attn.segments.weight": ("rel_attn.seg_embed",),
-    "attn_norm.weight": ("rel_attn.layer_norm.weight",),
-    "attn_norm.bias": ("rel_attn.layer_norm.bias",),
-    "mlp.Wi.weight": ("ff.layer_1.weight",),
-    "mlp.Wi.bias": ("ff.layer_1.bias",),
-    "mlp.Wo.weight": ("ff.layer_2.weight",),
-    "mlp.Wo.bias": ("ff.layer_2.bias",),
-    "mlp_norm.weight": ("ff.layer_norm.weight",),
-    "mlp_norm.bias": ("ff.layer_norm.bias",),
+    "attn_norm": ("rel_attn.layer_norm",),
+    "mlp.Wi": ("ff.layer_1",),
+    "mlp.Wo": ("ff.layer_2",),
+    "mlp_norm": ("ff.layer_norm",),
 }
 _OUTSIDE = {
     "model.embeddings.tok_embeddings.weight": "transformer.word_embedding.weight",
@@ -91,10 +88,7 @@ _COPIES = {"lm_loss.weight": "transformer.word_embedding.weight"}
 
 def theirs(name: str, config: XLNetConfig) -> tuple[str, ...]:
     """See `HubFormat`."""
-    if name.startswith("model.layers."):
-        number, _, part = name.removeprefix("model.layers.").partition(".")
-        return tuple(f"transformer.layer.{number}.{each}" for each in _LAYER[part])
-    return (_OUTSIDE[name],) if name in _OUTSIDE else ()
+    return places(name, "transformer.layer.", _LAYER, _OUTSIDE)
 
 
 def today(name: str) -> str | None:
@@ -118,7 +112,7 @@ def describe(
 ) -> dict[str, Any]:
     """See `HubFormat`. XLNet has no longest sequence; `max_tokens` is a key of this program."""
     return {
-        **head_of(ARCHITECTURE, MODEL_TYPE),
+        **head_of(ARCHITECTURE, MODEL_TYPE, config, {}, {}),
         PREDICTS_FROM: QUERY_TOKENS if order == "given" else OWN_PLACE,
         "max_tokens": max_tokens,
         **{theirs: getattr(config, ours) for ours, theirs in KEYS.items()},
