@@ -17,7 +17,7 @@ from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described
-from modernbert_train.weights.formats.shape import Shape
+from modernbert_train.weights.formats.shape import Shape, stored_shape
 
 if TYPE_CHECKING:
     from modernbert_train.weights.formats import HubFormat
@@ -90,8 +90,7 @@ class Alone:
 
     def shape(self, name: str, config: Any) -> Shape | None:
         """See `HubFormat`."""
-        ask = getattr(self._whole, "shape", None)
-        return None if ask is None else ask(name, config)
+        return stored_shape(self._whole, name, config)
 
     def files(self, width: int, max_tokens: int) -> dict[str, Any]:
         """Return sentence-transformers' files by name: pooling and vectors of length 1, or late interaction."""

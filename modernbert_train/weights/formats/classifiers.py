@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
@@ -23,8 +23,11 @@ from modernbert_train.config.schema import (
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import albert, bert, deberta, distilbert, llama, modernbert, xlnet
-from modernbert_train.weights.formats.config_json import Described
-from modernbert_train.weights.formats.shape import Shape
+from modernbert_train.weights.formats.config_json import Described, places
+from modernbert_train.weights.formats.shape import Shape, stored_shape
+
+if TYPE_CHECKING:
+    from modernbert_train.weights.formats import HubFormat
 
 # ClassifyConfig.kind -> transformers' problem_type
 PROBLEMS = {
@@ -33,20 +36,6 @@ PROBLEMS = {
     "regression": "regression",
 }
 _MOST_LABELS = 1 << 20  # bounds the memory that a damaged file can take
-
-
-class Encoders(Protocol):
-    """Methods that the encoder's format must have."""
-
-    def read(self, raw: dict[str, Any], where: str) -> Described: ...
-
-    def describe(
-        self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
-    ) -> dict[str, Any]: ...
-
-    def theirs(self, name: str, config: Any) -> tuple[str, ...]: ...
-
-    def today(self, name: str) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +53,7 @@ class Kind:
         dropout: config.json's key for the dropout before the classes.
     """
 
-    encoder: Encoders
+    encoder: HubFormat
     model_type: str
     pretrained: str
     objective: type[LabelledConfig]
@@ -87,7 +76,7 @@ def _pooled(theirs: str, *others: Any) -> _Texts:
 
 def _family(
     name: str,
-    encoder: tuple[Encoders, str, str],
+    encoder: tuple[HubFormat, str, str],
     texts: _Texts | None = None,
     choices: _Texts | None = None,
     words: Mapping[str, str] = _ALONE,
@@ -162,10 +151,8 @@ class Classifiers:
 
     def theirs(self, name: str, config: Any) -> tuple[str, ...]:
         """See `HubFormat`."""
-        module, _, end = name.rpartition(".")
-        if name.startswith("model."):
-            return self.kind.encoder.theirs(name, config)
-        return (f"{self.kind.heads[module]}.{end}",) if module in self.kind.heads else ()
+        is_encoder = name.startswith("model.")
+        return self.kind.encoder.theirs(name, config) if is_encoder else places(name, "", {}, self.kind.heads)
 
     def today(self, name: str) -> str | None:
         """See `HubFormat`."""
@@ -173,9 +160,7 @@ class Classifiers:
 
     def shape(self, name: str, config: Any) -> Shape | None:
         """See `HubFormat`."""
-        ask = getattr(self.kind.encoder, "shape", None)
-        found: Shape | None = ask(name, config) if ask and name.startswith("model.") else None
-        return found
+        return stored_shape(self.kind.encoder, name, config) if name.startswith("model.") else None
 
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary

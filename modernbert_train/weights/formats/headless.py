@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from modernbert_train.config.objective import Order
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described
-from modernbert_train.weights.formats.shape import Shape
+from modernbert_train.weights.formats.shape import Shape, stored_shape
 
 if TYPE_CHECKING:
     from modernbert_train.weights.formats import HubFormat
@@ -101,8 +101,7 @@ class Headless:
 
     def shape(self, name: str, config: Any) -> Shape | None:
         """See `HubFormat`."""
-        ask = getattr(self._whole, "shape", None)
-        return None if ask is None else ask(name, config)
+        return stored_shape(self._whole, name, config)
 
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from modernbert_train.weights.formats import HubFormat
 
 
 class Shape(NamedTuple):
@@ -17,3 +20,9 @@ class Shape(NamedTuple):
     dims: tuple[int, ...]
     transposed: bool = False
     zero_rows: int = 0
+
+
+def stored_shape(hub: HubFormat, name: str, config: Any) -> Shape | None:
+    """Return the stored shape of a parameter's parts, or None if it is the same here."""
+    ask = getattr(hub, "shape", None)
+    return None if ask is None else ask(name, config)

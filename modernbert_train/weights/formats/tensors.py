@@ -19,7 +19,7 @@ from modernbert_train.models.init import module_of
 from modernbert_train.weights.formats import HubFormat
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
-from modernbert_train.weights.formats.shape import Shape
+from modernbert_train.weights.formats.shape import Shape, stored_shape
 
 EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 Mistake = Callable[[str], RunError]
@@ -72,7 +72,7 @@ def to_hf(
     _compare(weights, expected, mistake)
     stored = {}
     for ours in expected:
-        shape = _shape(hub, ours, config)
+        shape = stored_shape(hub, ours, config)
         for copy, parts in enumerate(places_of(hub, ours, config)):
             for name, part in zip(parts, weights[ours].chunk(len(parts)), strict=True):
                 there = _there(part, shape)
@@ -136,7 +136,7 @@ def from_hf(
                 found.pop(name, None)
             known = {ours: places for ours, places in known.items() if module_of(ours) != head}
     part_of = {ours: (shapes[ours][0] // len(places[0]), *shapes[ours][1:]) for ours, places in known.items()}
-    other = {ours: shape for ours in known if (shape := _shape(hub, ours, config)) is not None}
+    other = {ours: shape for ours in known if (shape := stored_shape(hub, ours, config)) is not None}
     expected = {
         name: other[ours].dims if ours in other else part_of[ours]
         for ours, places in known.items()
@@ -163,12 +163,6 @@ def from_hf(
 def _names(known: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[str]:
     """Return the stored names of a module."""
     return [name for ours in known if module_of(ours) == module for parts in known[ours] for name in parts]
-
-
-def _shape(hub: HubFormat, name: str, config: ModelConfig) -> Shape | None:
-    """Return the stored shape of a parameter's parts, or None if it is the same here."""
-    ask: Callable[[str, ModelConfig], Shape | None] | None = getattr(hub, "shape", None)
-    return None if ask is None else ask(name, config)
 
 
 def _there(part: Tensor, shape: Shape | None) -> Tensor:
