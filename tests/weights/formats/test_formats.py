@@ -228,11 +228,11 @@ def test_what_a_config_json_leaves_out_is_what_transformers_fills_in(kind: str) 
     assert format_of(given, "x").read(given, "x") == format_of(filled, "x").read(filled, "x")
 
 
-def test_scaled_positions_of_local_layers_are_refused_and_layer_types_win() -> None:
+def test_scaled_positions_of_local_layers_alone_are_refused_and_layer_types_win() -> None:
     """If the scaling were ignored, a Gemma 3 would compute its local layers differently from transformers."""
     raw = json.loads(transformers.CONFIG_MAPPING["gemma3_text"]().to_json_string(use_diff=False))
     scaled = {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0}
-    with pytest.raises(DataError, match="cannot scale positions in its local layers"):
+    with pytest.raises(DataError, match="local layers are scaled as global ones here"):
         read(raw | {"rope_parameters": raw["rope_parameters"] | {"sliding_attention": scaled}}, "x")
     types = ["sliding_attention", "full_attention"] * 13
     assert read(raw | {"layer_types": types, "_sliding_window_pattern": 6}, "x").model.global_every == 2
