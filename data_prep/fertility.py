@@ -1,7 +1,7 @@
-"""Fertility and parity: how many tokens a tokenizer needs for text of each language.
+"""Fertility and parity: the number of tokens that a tokenizer needs for text of each language.
 
-A word is one of Unicode's rules (UAX 29, see clean/split_words.py): in Chinese, Japanese and Thai each character is
-one, so compare those by characters or by parity.
+A word is defined by Unicode's rules (UAX 29, see clean/split_words.py): in Chinese, Japanese and Thai each character is
+one, so compare those languages by characters or by parity.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from modernbert_train.core.text import percent, plural, table
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.errors import DataError
 
-_AT_ONCE = 256  # texts that are tokenised together
+_AT_ONCE = 256  # texts tokenised together
 
 
 @dataclass(frozen=True)
 class Spelled:
-    """A text, and the tokens that a tokenizer makes of it, without [CLS] and [SEP].
+    """Counts of texts and of their tokens, without [CLS] and [SEP].
 
     Attributes:
         documents, tokens, words, characters, bytes: counts; characters are code points, bytes are of UTF-8.
-        unknown: tokens that stand for text which the tokenizer cannot spell.
+        unknown: tokens for text that the tokenizer cannot spell.
     """
 
     documents: int
@@ -41,7 +41,7 @@ class Spelled:
 
 
 def spell(tokenizer: Tokenizer, unknown_id: int | None, texts: Iterable[str]) -> Spelled:
-    """Count what a tokenizer makes of texts, which are read once."""
+    """Count texts and their tokens; each text is read once."""
     texts, total = iter(texts), np.zeros(6, dtype=np.int64)
     with tokenizer_threads(True):
         while some := list(islice(texts, _AT_ONCE)):
@@ -52,7 +52,7 @@ def spell(tokenizer: Tokenizer, unknown_id: int | None, texts: Iterable[str]) ->
 
 
 def fertility(tokenizer_file: str, texts: Mapping[str, Iterable[str]], *, parallel: bool) -> dict[str, Spelled]:
-    """Read texts with a tokenizer.
+    """Count the tokens of texts.
 
     Args:
         tokenizer_file: tokenizer.json, or its folder.
@@ -60,7 +60,7 @@ def fertility(tokenizer_file: str, texts: Mapping[str, Iterable[str]], *, parall
         parallel: the texts are translations of the first, document by document.
 
     Raises:
-        DataError: a tokenizer or a text cannot be read, or texts that shall be parallel are not.
+        DataError: a tokenizer or a text cannot be read, or parallel texts differ in their number of documents.
     """
     tokenizer, content = read_tokenizer(tokenizer_file)
     unknown = _unknown_id(tokenizer, content["model"])
@@ -76,14 +76,14 @@ def fertility(tokenizer_file: str, texts: Mapping[str, Iterable[str]], *, parall
 
 
 def _unknown_id(tokenizer: Tokenizer, model: Mapping[str, Any]) -> int | None:
-    """Of the model's own unknown token; a Unigram names it by number."""
+    """Return the id of the model's unknown token; a Unigram stores it as a number."""
     if model.get("unk_id") is not None:
         return int(model["unk_id"])
     return tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
 
 
 def as_json(found: Mapping[str, Spelled], parallel: bool) -> dict[str, dict[str, float | None]]:
-    """The counts of each text and their ratios; a ratio to nothing is None, and so is the parity of other texts."""
+    """Return counts and ratios of each text; a division by zero is None, and so is the parity of texts not parallel."""
     first = next(iter(found.values()))
     return {
         path: {
@@ -99,7 +99,7 @@ def as_json(found: Mapping[str, Spelled], parallel: bool) -> dict[str, dict[str,
 
 
 def fertility_table(found: Mapping[str, Spelled], parallel: bool) -> str:
-    """One row for each text. Parity is tokens beside those of the first (Petrov et al. 2023, arXiv:2305.15425)."""
+    """Return a row for each text. Parity: tokens over the first text's (Petrov et al. 2023, arXiv:2305.15425)."""
     head = ["text", "documents", "tokens", "tokens a word", "tokens a character", "bytes a token", "unknown"]
     rows = [[*head, *(["parity"] if parallel else [])]]
     for path, each in as_json(found, parallel).items():

@@ -1,4 +1,4 @@
-"""Measure the bytes of text in a byte of compressed files on their beginnings."""
+"""Estimate the bytes of text per byte of compressed files from their beginnings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, BinaryIO
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.unpacked import open_unpacked
 
-_BEGIN_BYTES = 1 << 20, 1 << 22  # of a compressed file, at least and at most; how it begins is packed less tightly
-_ALL_BYTES = 24 << 20  # of all
+_BEGIN_BYTES = 1 << 20, 1 << 22  # of a compressed file, minimum and maximum; beginnings are compressed less tightly
+_ALL_BYTES = 24 << 20  # of all files
 _BLOCK_BYTES = 1 << 18
 
 
 def text_in_packed(files: Sequence[Path], source: SourceConfig) -> float:
-    """Bytes of text in a byte of compressed files; 1 if it cannot be measured."""
+    """Return the bytes of text per byte of compressed files; 1 if they cannot be measured."""
     packed = text = 0.0
     least, most = _BEGIN_BYTES
     size = min(most, max(least, _ALL_BYTES // max(1, len(files))))
@@ -33,7 +33,7 @@ def text_in_packed(files: Sequence[Path], source: SourceConfig) -> float:
 
 
 def _until_cut(content: BinaryIO) -> bytes:
-    """Read a file that ends amid its blocks as far as it goes."""
+    """Read a file that was cut within a block, as far as possible."""
     found = bytearray()
     with suppress(OSError, EOFError, ValueError):
         while block := content.read1(_BLOCK_BYTES):  # type: ignore[attr-defined]
@@ -42,7 +42,7 @@ def _until_cut(content: BinaryIO) -> bytes:
 
 
 def _text_of(content: bytes, source: SourceConfig) -> float:
-    """Bytes of text in the beginning of a file; whole lines of JSON stand for the cut one."""
+    """Return the bytes of text in the beginning of a file; for JSON, extrapolated from the whole lines."""
     lines = content.splitlines(keepends=True)[:-1]
     if source.kind != "jsonl" or not lines:
         return len(content)
@@ -51,7 +51,7 @@ def _text_of(content: bytes, source: SourceConfig) -> float:
 
 
 def _bytes_of(line: bytes, keys: Sequence[str]) -> int:
-    """Bytes of the text of a line; 0 if it has none."""
+    """Return the bytes of the text in a line; 0 without a text."""
     value: Any = None
     with suppress(ValueError):
         value = json.loads(line)

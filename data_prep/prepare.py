@@ -1,8 +1,8 @@
-"""Text on disk, or pairs of texts, to tokenised MDS shards: prepare SPEC.yaml [a.b=c ...] [--overwrite] [--part i/n]
+"""Convert text, or pairs of texts, to MDS shards: prepare SPEC.yaml [a.b=c ...] [--overwrite] [--part i/n]
 
-The corpus is cut into tasks, which any number of processes and machines may do (see tasks/stages.py). What is done is
-kept beside the dataset's place, in <out>.work, until the dataset is complete: after a kill the same command continues,
-and the outcome is the same to the byte. No text is kept in between, and memory does not grow with the corpus.
+The corpus is cut into tasks, which any number of processes and machines may do (see tasks/stages.py). Results are kept
+next to the dataset, in <out>.work, until the dataset is complete: after a kill the same command resumes, and the
+dataset is equal to the byte. No text is stored in between, and memory does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if not __package__:  # run as a script: sys.path begins with this folder, the packages lie one above it
+if not __package__:  # run as a script: sys.path begins with this folder, the packages are one above it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from data_prep.program import finish
@@ -38,7 +38,7 @@ _OTHER = "out=..."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code (see modernbert_train/errors.py)."""
+    """Run the command line; return the exit code (see modernbert_train/errors.py)."""
     parsed = make_parser().parse_args(arguments)
     files = [word for word in parsed.spec if "=" not in word]
     overrides = [word for word in parsed.spec if "=" in word]
@@ -57,7 +57,7 @@ def run_spec(files: Sequence[str], overrides: Sequence[str], overwrite: bool, pa
 
 
 def make_parser() -> Parser:
-    """The arguments of the command."""
+    """Return the parser of the command's arguments."""
     parser = Parser(prog="modernbert-train prepare", description="Text or pairs of texts to tokenised shards.")
     parser.add_argument("spec", nargs="+", metavar="SPEC [KEY=VALUE]", help="YAML files and overrides; later ones win")
     parser.add_argument("--overwrite", action="store_true", help="replace a dataset of another spec in `out`")
@@ -66,18 +66,18 @@ def make_parser() -> Parser:
 
 
 def prepare(config: DatasetConfig, overwrite: bool = False, part: Part = (1, 1)) -> str:
-    """Make the dataset that a spec asks for, or find that it is there already.
+    """Make the dataset of a spec, or find that it exists already.
 
-    With more than one worker, a script that calls this must do so under `if __name__ == "__main__"`, because its
-    processes import it.
+    With more than one worker, a script must call this under `if __name__ == "__main__"`, because the worker processes
+    import it.
 
     Args:
         config: the spec.
-        overwrite: replace a dataset that another spec made; never anything that is not a dataset.
-        part: (i, n) with i from 1: do the i-th of n parts, and wait for the others, which other machines do.
+        overwrite: replace a dataset of another spec; never a folder that is not a dataset.
+        part: (i, n) with i from 1: do the i-th of n parts, and wait for other machines to do the others.
 
     Returns:
-        What was made or found, for a person to read.
+        A description of the dataset for the user.
 
     Raises:
         ConfigError: the spec is wrong, or `out` holds something else.
@@ -94,30 +94,30 @@ def prepare(config: DatasetConfig, overwrite: bool = False, part: Part = (1, 1))
 
     home: Any = importlib.import_module(config.home)
     out = Path(config.out)
-    place = out.resolve() if out.is_symlink() else out  # beside a link may be another disk
+    place = out.resolve() if out.is_symlink() else out  # the link's folder may be on another disk
     folder = place.with_name(f"{place.name}.work")
-    asked = fingerprint(config)
-    if is_finished(out, asked, overwrite, home.REPORT):
-        _remove_work(folder, asked)
-        return f"already complete, made from the same spec and files; --overwrite makes it again\n{home.describe(out)}"
+    wanted = fingerprint(config)
+    if is_finished(out, wanted, overwrite, home.REPORT):
+        _remove_work(folder, wanted)
+        return f"already complete, made from the same spec and files; --overwrite writes it again\n{home.describe(out)}"
     home.check(config)
     others = passed_over(config)
-    once = {config.sources[name].path: name for name in reversed(others)}  # several sources may be of one folder
+    once = {config.sources[name].path: name for name in reversed(others)}  # several sources may share a folder
     for line in passed_over_lines({name: others[name] for name in reversed(once.values())}):
         print(line, file=sys.stderr, flush=True)
     with claimed(folder, _OTHER, part):
         try:
-            work = _open_work(folder, config, asked, overwrite)
-            is_done = partial(is_finished, out, asked, False, home.REPORT)
-            _run(home.make_stages(work, config, asked), work, config.executor, part, is_done)
+            work = _open_work(folder, config, wanted, overwrite)
+            is_done = partial(is_finished, out, wanted, False, home.REPORT)
+            _run(home.make_stages(work, config, wanted), work, config.executor, part, is_done)
         except RunError as error:
             _after_failure(folder, part, error)
             raise
         if config.executor.name == "slurm":
-            return f"handed to Slurm, see squeue; the same command tells when {out} is complete"
+            return f"submitted to Slurm, see squeue; when it is done, the same command describes {out}"
         if part[0] == part[1]:
             _empty(folder)
-            shutil.rmtree(folder, ignore_errors=True)  # others may hold their locks in it
+            shutil.rmtree(folder, ignore_errors=True)  # other machines may hold locks in it
     return home.describe(out)
 
 
@@ -132,58 +132,58 @@ def _run(stages: list[Stage], work: Work, executor: ExecutorConfig, part: Part, 
         raise RunError(f"Ray has not completed all tasks. See {work.folder}/stages/*/logs; the same command resumes.")
 
 
-def _open_work(folder: Path, config: DatasetConfig, asked: Fingerprint, overwrite: bool) -> Work:
-    """Go on with the work that is there, or cut the corpus and begin.
+def _open_work(folder: Path, config: DatasetConfig, wanted: Fingerprint, overwrite: bool) -> Work:
+    """Open the existing work, or cut the corpus and begin.
 
     Raises:
-        ConfigError: what is there is of another spec, and may not be thrown away.
+        ConfigError: the work is of another spec, and may not be discarded.
         DataError: a hub dataset cannot be opened.
     """
     from data_prep.report import changes
     from data_prep.tasks.work import make_work, read_work
 
-    asked = {"version": __version__, **asked}
+    wanted = {"version": __version__, **wanted}
     with (folder / ".planning").open("a") as turn:
-        lock(turn)  # several machines may come at once
+        lock(turn)  # several machines may start at the same time
         found = read_work(folder)
         if found is not None:
             work, there = found
-            differences = changes(there, asked)
+            differences = changes(there, wanted)
             if not differences:
                 work.failure_file.unlink(missing_ok=True)
                 return work
             if not overwrite:
                 raise ConfigError(
-                    f"{folder}: holds unfinished work of another spec or of other files ({differences}). Throw it away "
+                    f"{folder}: holds unfinished work of another spec or of other files ({differences}). Discard it "
                     "with --overwrite, or give another folder with out=..."
                 )
         _empty(folder)
-        return make_work(folder, config, asked)
+        return make_work(folder, config, wanted)
 
 
 def _after_failure(folder: Path, part: Part, error: RunError) -> None:
-    """Throw work away that cannot be gone on with, and tell other machines that wait."""
+    """Discard work that cannot be resumed, or report the failure to waiting machines."""
     if part != (1, 1):
         (folder / "failed").write_text(f"part {part[0]} of {part[1]}: {error}", encoding="utf-8")
-    elif isinstance(error, DataError):  # fixed, it will be another spec, or other files
+    elif isinstance(error, DataError):  # after a fix, spec or files will differ
         _empty(folder)
         shutil.rmtree(folder)
 
 
-def _remove_work(folder: Path, asked: Fingerprint) -> None:
-    """Remove what a finished dataset was made of, if the process that made it could not, or was on Slurm."""
+def _remove_work(folder: Path, wanted: Fingerprint) -> None:
+    """Remove the work of a finished dataset, if the process that made it could not, or was on Slurm."""
     from data_prep.report import changes
     from data_prep.tasks.work import read_work
 
     found = read_work(folder)
-    if (folder / LOCK).exists() and (found is None or not changes(found[1], {"version": __version__, **asked})):
+    if (folder / LOCK).exists() and (found is None or not changes(found[1], {"version": __version__, **wanted})):
         with claimed(folder, _OTHER):
             _empty(folder)
             shutil.rmtree(folder)
 
 
 def _empty(folder: Path) -> None:
-    """Remove the list of tasks and then everything done, so that what a kill leaves of it is never gone on with."""
+    """Remove the list of tasks first and then all results, so that a kill in between leaves nothing to resume."""
     from data_prep.tasks.work import TASKS
 
     (folder / TASKS).unlink(missing_ok=True)

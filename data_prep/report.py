@@ -1,7 +1,7 @@
-"""prepare_report.json: the spec, the fate of every document, and a check that a folder matches a spec.
+"""prepare_report.json: the spec, the results for every document, and the check whether a folder is already prepared.
 
-A dataset is identified by its spec and by the names, sizes and times of its input files, so that repeating a command
-is free and changing one is never mistaken for repeating it.
+A dataset is identified by its spec and by the names, sizes and times of its input files, so repeating a command is free
+and a changed command is never mistaken for a repeated one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Fingerprint = dict[str, Any]
 def fingerprint(config: DatasetConfig) -> Fingerprint:
     """Return the keys that determine the dataset, and a digest of its files: name, size and time, or the content.
 
-    Of a hub dataset that is not on this disk only the name is known.
+    A hub dataset that is not on this disk is identified by its name only.
 
     Raises:
         ConfigError: two sources read the same texts.
@@ -71,18 +71,18 @@ def fingerprint(config: DatasetConfig) -> Fingerprint:
 
 
 def changes(there: Fingerprint, here: Fingerprint) -> str:
-    """In which keys two fingerprints differ; empty when they are equal."""
+    """Describe the keys in which two fingerprints differ; empty if they are equal."""
     old, new = _flat(there), _flat(here)
     return "; ".join(
         f"{key}: {old.get(key)} there, {new.get(key)} now" for key in {**old, **new} if old.get(key) != new.get(key)
     )
 
 
-def is_finished(out: Path, asked: Fingerprint, overwrite: bool, report: str = REPORT) -> bool:
-    """True if `out` holds the dataset of this spec, by the report of this name, and nothing is left to do.
+def is_finished(out: Path, wanted: Fingerprint, overwrite: bool, report: str = REPORT) -> bool:
+    """Return True if `out` holds the wanted dataset already, by the report of this name.
 
     Raises:
-        ConfigError: `out` holds another dataset and may not be overwritten, or something that is no dataset.
+        ConfigError: `out` holds another dataset and may not be overwritten, or something else than a dataset.
         DataError: the dataset is the right one, but damaged.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
@@ -94,7 +94,7 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool, report: str = RE
         )
     if overwrite:
         return False
-    if differences := changed_since(out / report, asked):
+    if differences := changed_since(out / report, wanted):
         raise ConfigError(
             f"out={out}: holds a dataset of another spec or of other files ({differences}). Replace it with "
             "--overwrite, or give another folder with out=..."
@@ -104,40 +104,40 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool, report: str = RE
     return True
 
 
-def changed_since(report: Path, asked: Fingerprint) -> str:
-    """Return how the fingerprint in a report differs from this one; empty if they are equal.
+def changed_since(report: Path, wanted: Fingerprint) -> str:
+    """Describe how the fingerprint in a report differs from the wanted one; empty if they are equal.
 
     Raises:
         DataError: the report is damaged.
     """
-    wrong, remedy = f"{report}: cannot be read", "--overwrite makes the dataset again."
+    wrong, remedy = f"{report}: cannot be read", "--overwrite writes the dataset again."
     with os_errors_as(DataError, wrong, remedy, ValueError, KeyError, TypeError):
-        return changes(read_json(report)["fingerprint"], asked)
+        return changes(read_json(report)["fingerprint"], wanted)
 
 
 def require_card(folder: Path) -> None:
-    """Raises DataError where a folder of shards is not whole."""
-    with saying(after=" --overwrite makes the dataset again.", kind=DataError):
+    """Raise DataError if a folder of shards is incomplete or damaged."""
+    with saying(after=" --overwrite writes the dataset again.", kind=DataError):
         read_card(folder)
 
 
 def write_report(
     folder: Path,
-    asked: Fingerprint,
+    wanted: Fingerprint,
     tally: Tally,
     tasks: int,
     not_read: dict[str, dict[str, int]],
     looked_for: Mapping[str, Mapping[str, int]],
 ) -> None:
-    """Write prepare_report.json next to the splits; asserts that no document vanished, of any source.
+    """Write prepare_report.json into the dataset's folder; assert that no document of any source vanished.
 
     Args:
-        folder: with the splits.
-        asked: the fingerprint of the dataset.
-        tally: the fate of every document.
-        tasks: the corpus was cut into.
-        not_read: files that lie in folders of the sources, see sources.passed_over.
-        looked_for: how the texts of each evaluation set were.
+        folder: of the splits.
+        wanted: the dataset's fingerprint.
+        tally: results for every document.
+        tasks: number of tasks.
+        not_read: skipped files in folders of the sources, see sources.passed_over.
+        looked_for: how the texts of each evaluation set were searched.
     """
     total = tally.total()
     cards = {split: read_card(folder / split) for split in _splits(folder)}
@@ -155,13 +155,13 @@ def write_report(
         "lengths": {split: length_bins(np.load(folder / split / LENGTHS, mmap_mode="r")) for split in cards},
         "tasks": tasks,
         "seconds": {stage: round(value, 1) for stage, value in tally.seconds.items()},
-        "fingerprint": asked,
+        "fingerprint": wanted,
     }
     (folder / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def describe(out: Path) -> str:
-    """A finished dataset in a few lines for a person."""
+    """Return a description of a finished dataset for the user."""
     report = json.loads((out / REPORT).read_text(encoding="utf-8"))
     lines = [
         f"{out / split}: {numbers['documents']:,} documents, {numbers['tokens']:,} tokens"
@@ -173,14 +173,14 @@ def describe(out: Path) -> str:
         altered = ", ".join(f"{count:,} by {what}" for what, count in report["altered"].items())
         lines.append(f"altered: {altered}")
     if report["dropped"]:
-        lines.append(f"the first that were left out for each reason: {out / REPORT}")
-    for name, how in report.get("looked_for", {}).items():  # earlier versions have none
+        lines.append(f"the first dropped documents for each reason: {out / REPORT}")
+    for name, how in report.get("looked_for", {}).items():  # reports of earlier versions lack it
         lines.append(f"decontaminate.{name}: {looked_for_line(how)}")
     return "\n".join([*lines, _source_table(report["sources"])])
 
 
 def _source_table(sources: dict[str, Any]) -> str:
-    """Format a table of the documents of each source."""
+    """Return a table of the results for each source."""
     rows = [["source", "in", "kept", "left out", ""]]
     for name, each in sources.items():
         kept, dropped = sum(split["documents"] for split in each["written"].values()), each["dropped"]
@@ -196,12 +196,12 @@ def _fields(out: Path) -> Iterator[tuple[str, str, FieldCounts]]:
 
 
 def _streams(out: Path, report: dict[str, Any]) -> list[str]:
-    """Format the streams for a run's configuration, to be copied and weighed."""
+    """Return the streams as YAML for a run's configuration, for the user to copy."""
     names = [split for split in report["written"] if split.startswith(f"{TRAIN}-")]
     if not names:
         return []
     return [
-        "for the run's configuration, to be weighed (docs/mixtures.md):",
+        "for the run's configuration, to be weighted (docs/mixtures.md):",
         "data:\n  streams:",
         *(f"    {name.removeprefix(f'{TRAIN}-')}: {{path: {out / name}, repeat: 1}}" for name in names),
     ]

@@ -16,7 +16,7 @@ __all__ = ["REPORT", "check", "describe", "make_stages"]
 
 
 def check(config: PrepareConfig) -> None:
-    """Try filters, evaluation sets and the tokenizer before a stage needs them in an hour.
+    """Check filters, evaluation sets and the tokenizer now, since a stage would need them only after an hour.
 
     Raises:
         ConfigError, DataError: one of them cannot be used.
@@ -37,8 +37,8 @@ def check(config: PrepareConfig) -> None:
             print(line, file=sys.stderr, flush=True)
 
 
-def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[Stage]:
-    """The stages of a spec, see tasks/stages.py, which imports datatrove."""
+def make_stages(work: Work, config: PrepareConfig, wanted: Fingerprint) -> list[Stage]:
+    """Return the stages of a spec, see tasks/stages.py, which imports datatrove."""
     from data_prep.tasks.stages import make_stages
 
-    return make_stages(work, config, asked)
+    return make_stages(work, config, wanted)

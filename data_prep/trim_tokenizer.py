@@ -1,9 +1,9 @@
-"""A smaller vocabulary out of a larger one: the tokens that a text uses most, and all that are needed to spell them.
+"""Trim a vocabulary to the tokens that a text uses most, and all that are needed to spell them.
 
-Special and other added tokens stay, but for [unused0] and so on; so do bytes, and the characters that occur in the
-text. Of the rest the most frequent stay, equally frequent ones by their old id, each together with the tokens that BPE
-merges it from. Smaller tokens spell the dropped ones. The ids of those that stay move up, in their old order;
-rows of a model follow with weights.vocabulary=replace.
+Special and other added tokens stay, except [unused0] and so on; so do bytes, and the characters that occur in the text.
+The rest of the space goes to the most frequent tokens, ties by the old id, each with the tokens that BPE merges it
+from. Dropped tokens are spelled by smaller ones. Ids close up in their old order; rows of a model follow with
+weights.vocabulary=replace.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.errors import ConfigError
 from modernbert_train.vocabulary import CONVENTION, SPARE
 
-_AT_ONCE = 256  # texts that are tokenised together
+_AT_ONCE = 256  # texts tokenised together
 _INSIDE = "##"
 
 
 def trim_tokenizer(
     tokenizer: Tokenizer, texts: Iterable[str], entries: int, roles: Mapping[str, str] = CONVENTION
 ) -> tuple[Tokenizer, float]:
-    """Leave so many entries of a tokenizer.
+    """Trim a tokenizer to a number of entries.
 
     Args:
         tokenizer: of BPE, Unigram, WordPiece or whole words.
         texts: read once.
-        entries: all included.
+        entries: total number, special tokens included.
         roles: its special tokens.
 
     Returns:
-        The smaller tokenizer, and the share of the text's tokens that stay.
+        The smaller tokenizer, and the share of the text's tokens that it keeps.
 
     Raises:
-        ConfigError: it has as few entries, or more must stay.
+        ConfigError: the tokenizer is not larger, or the required tokens are more than `entries`.
     """
     content: dict[str, Any] = json.loads(tokenizer.to_str())
     ids: dict[str, int] = tokenizer.get_vocab()
@@ -68,7 +68,7 @@ def trim_tokenizer(
 
 
 def _needed(content: dict[str, Any], ids: dict[str, int], counts: Counter[str]) -> Iterator[str]:
-    """Yield tokens that stay regardless of their counts."""
+    """Yield the tokens that stay regardless of their counts."""
     added = {token["content"] for token in content["added_tokens"]}
     characters = {character for token in counts for character in token.removeprefix(_INSIDE)}
     if '"ByteLevel"' in json.dumps([content.get("pre_tokenizer"), content.get("decoder")]):
@@ -82,7 +82,7 @@ def _needed(content: dict[str, Any], ids: dict[str, int], counts: Counter[str]) 
 
 
 def _parts(model: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the two parts of each merged token, by its first merge."""
+    """Return, for each token that BPE merges, its two parts by the first merge."""
     found: dict[str, tuple[str, str]] = {}
     for first, second, both in merges_of(model):
         found.setdefault(both, (first, second))

@@ -1,1 +1,1 @@
-"""Shards that others wrote, made trainable as they are."""
+"""Shards of other programs, made trainable without changing them."""

@@ -1,6 +1,6 @@
-"""Write the files beside shards of others: an index with hashes, lengths, counts, the report, and at last the card.
+"""Write the files that make shards trainable: an index with hashes, lengths, counts, the report, and finally the card.
 
-Nothing looks complete before the card is there, and the shards themselves are never touched.
+The card is written last, so an unfinished folder never looks complete. The shards are never changed.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from modernbert_train.data.remote import is_remote
 from modernbert_train.errors import ConfigError
 from modernbert_train.vocabulary import read_vocabulary
 
-WORK = ".adopt"  # in the folder of the card, until that is there
+WORK = ".adopt"  # in the card's folder, until the card is written
 _WRITTEN = (ADOPTED_INDEX, LENGTHS, TOKEN_COUNTS, REPORT, CARD)
 
 
 def _require_free(folder: Path, own: bool) -> None:
-    """Refuse to write over files of somebody else.
+    """Refuse to overwrite files of other programs.
 
     Args:
         folder: of the card.
-        own: it is the folder of the shards; else nothing else may be in it.
+        own: True if it is the folder of the shards; otherwise it must be empty.
 
     Raises:
         ConfigError: names a file.
@@ -57,14 +57,14 @@ def _require_free(folder: Path, own: bool) -> None:
     there = [name for name in _WRITTEN if (folder / name).exists()] if own else sorted(os.listdir(folder))
     if there:
         raise ConfigError(
-            f"{folder}: has {there[0]}, which is not of this program and is not touched. Give an empty folder with "
-            "--out."
+            f"{folder}: contains {there[0]}, which this program did not write and will not replace. Give an empty "
+            "folder with --out."
         )
 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of data_prep/adopt.py's `adopt`."""
+    """Arguments of `adopt` in data_prep/adopt.py."""
 
     source: str
     tokenizer: str
@@ -77,15 +77,13 @@ class Request:
 
 
 def adopt_shards(request: Request) -> str:
-    """Adopt MDS shards; result and errors as of data_prep/adopt.py's `adopt`."""
+    """Adopt MDS shards; result and errors as of `adopt` in data_prep/adopt.py."""
     if request.out is None and is_remote(request.source):
-        raise ConfigError(
-            f"{request.source}: the card cannot be written there. Give a folder of this machine with --out."
-        )
+        raise ConfigError(f"{request.source}: the card cannot be written there. Give a local folder with --out.")
     layout = find_layout(request.source, request.column, request.dtype)
     folder = Path(request.source if request.out is None else request.out)
     vocabulary, names = read_vocabulary(request.tokenizer), end_tokens(request.tokenizer)
-    asked: Fingerprint = {
+    wanted: Fingerprint = {
         "shards": layout.root,
         "column": layout.column,
         "dtype": request.dtype,
@@ -93,13 +91,13 @@ def adopt_shards(request: Request) -> str:
         "index": digest_of(layout.entries),
     }
     work = folder / WORK
-    if is_finished(folder, asked, request.overwrite):
+    if is_finished(folder, wanted, request.overwrite):
         if work.exists():  # killed after the last file
-            with claimed_for(asked, work):
+            with claimed_for(wanted, work):
                 pass
-        return f"already adopted; --overwrite does it again\n{describe_folder(folder)}"
+        return f"already adopted; --overwrite repeats it\n{describe_folder(folder)}"
     _require_free(folder, own=request.out is None or folder.resolve() == Path(layout.root))
-    with claimed_for(asked, work):
+    with claimed_for(wanted, work):
         fit = EachShard(request.tokenizer, names, request.anyway)
         survey = Survey(work, layout.root, layout.column, request.dtype, vocabulary.num_entries, fit)
         chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]
@@ -109,21 +107,21 @@ def adopt_shards(request: Request) -> str:
         parts = write_parts(work, layout.entries)
         found = survey.run(parts, layout.num_bytes, request.workers)
         facts = {"tokenizer": request.tokenizer, **sample.to_json(), "findings": found.to_json()}
-        _write_beside(survey, parts, found, layout, folder, vocabulary.sha256, asked, facts)
+        _write_files(survey, parts, found, layout, folder, vocabulary.sha256, wanted, facts)
     return describe_folder(folder)
 
 
-def _write_beside(
+def _write_files(
     survey: Survey,
     parts: int,
     found: Findings,
     layout: Layout,
     folder: Path,
     tokenizer_sha256: str,
-    asked: Fingerprint,
+    wanted: Fingerprint,
     facts: dict[str, Any],
 ) -> None:
-    """Join what the parts left. Raises DataError where folders differ in the type of their ids."""
+    """Merge the results of the parts. Raises DataError if folders differ in the type of their ids."""
     work, started = survey.work, time.monotonic()
     with (work / ADOPTED_INDEX).open("w", encoding="utf-8") as index:
         index.write('{"version": 2, "shards": [')
@@ -169,7 +167,7 @@ def _write_beside(
         "notes": layout.notes,
         "seconds": {"joining": round(time.monotonic() - started, 1)},
     }
-    write_report(work / REPORT, asked, report)
+    write_report(work / REPORT, wanted, report)
     write_card(work, card)
     (folder / CARD).unlink(missing_ok=True)
     for name in _WRITTEN:

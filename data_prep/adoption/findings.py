@@ -1,7 +1,6 @@
-"""Findings of a pass over documents, counted so that the counts of parts add up, and said in words.
+"""Findings of a pass over documents: counts that add up over parts, and their description.
 
-Text of several documents in one is recognised by the special tokens in its middle: it cannot be undone, and whoever
-trains on it should know.
+Documents that were joined are recognised by special tokens in the middle. This cannot be undone, so it is reported.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ class Findings:
     """Counts of documents and tokens.
 
     Attributes:
-        documents, tokens: as they will be read; without special tokens at the ends.
-        empty: documents of which nothing is left.
+        documents, tokens: as training will read them, without special tokens at the ends.
+        empty: documents without other tokens.
         hashed: shards whose hash was computed, because the index had none.
-        verified: shards whose hash was found right.
+        verified: shards whose hash was correct.
         dtypes: type of the ids, by the folder of the shard.
-        first, last: special token that a document begins or ends with -> documents.
-        removed: special token -> times it is taken off the ends.
-        joined: documents with a special token in their middle.
+        first, last: special token at the beginning or end of a document -> documents.
+        removed: special token -> times it is removed from the ends.
+        joined: documents with a special token in the middle.
     """
 
     documents: int = 0
@@ -68,19 +67,19 @@ class Findings:
 
 
 class Counting:
-    """Takes documents one by one, and counts their tokens in bulk.
+    """Counts documents one by one, and their tokens in bulk.
 
     Args:
-        special: ids that are taken off the ends.
+        special: ids that are removed from the ends.
         vocab_size: one more than the largest id allowed.
 
     Attributes:
-        findings: of what was taken; complete after `finish`.
-        counts: int64, times each id occurs; after `finish`.
-        lengths: of each document, as it will be read.
+        findings: of the documents so far; complete after `finish`.
+        counts: int64, occurrences of each id; after `finish`.
+        lengths: of each document, as training will read it.
     """
 
-    _AT_ONCE = 1 << 18  # tokens; one by one, a vocabulary of 256,000 costs more than reading
+    _AT_ONCE = 1 << 18  # tokens; one by one, a vocabulary of 256,000 would cost more than reading
 
     def __init__(self, special: Collection[int], vocab_size: int) -> None:
         self.findings = Findings()
@@ -97,14 +96,14 @@ class Counting:
         """Count a document.
 
         Args:
-            ids: as stored, a line of integers.
+            ids: as stored, a one-dimensional array of integers.
             place, number: the file, and the document in it, for messages.
 
         Returns:
-            What will be read of it.
+            The ids that training will read.
 
         Raises:
-            DataError: an id is no entry of the vocabulary; says which.
+            DataError: an id is not in the vocabulary; names it.
         """
         found = self.findings
         if len(ids):
@@ -133,7 +132,7 @@ class Counting:
         return left
 
     def finish(self) -> None:
-        """Count the rest."""
+        """Count the tokens that are still waiting."""
         if self._ends:
             removed, times = np.unique(np.concatenate(self._ends), return_counts=True)
             self.findings.removed.update(dict(zip(removed.tolist(), times.tolist(), strict=True)))
@@ -149,27 +148,27 @@ class Counting:
 
 
 def describe(found: Findings, counts: NDArray[np.int64], names: Mapping[int, str]) -> Iterator[str]:
-    """What was found, line by line.
+    """Yield the findings, line by line.
 
     Args:
         found: of the whole dataset.
-        counts: times each id occurs within documents.
+        counts: occurrences of each id within documents.
         names: of the special tokens.
     """
     yield f"{plural(found.documents, 'document')}, {plural(found.tokens, 'token')}"
     if found.empty:
-        yield f"{plural(found.empty, 'document')} of them hold nothing but special tokens, and are never drawn"
+        yield f"{plural(found.empty, 'document')} of them hold only special tokens, and are never drawn"
     for words, counter in (("begin", found.first), ("end", found.last)):
         for id, number in counter.most_common():
             share = number / found.documents
-            yield f"{share:.1%} of the documents {words} with {names[id]} ({id}): taken off, the loader adds its own"
+            yield f"{share:.1%} of the documents {words} with {names[id]} ({id}): removed, the loader adds its own"
     if found.removed:
-        yield f"taken off in all: {', '.join(f'{number:,} {names[id]}' for id, number in found.removed.most_common())}"
+        yield f"removed in all: {', '.join(f'{number:,} {names[id]}' for id, number in found.removed.most_common())}"
     else:
         yield "no special tokens at the ends of documents: the loader adds them"
     if found.joined:
         shown = ", ".join(f"{names[id]} ({id}) {int(counts[id]):,} times" for id in names if counts[id])
         yield (
             f"concatenated: {found.joined / found.documents:.1%} of the documents have special tokens in their middle "
-            f"({shown}), as where several documents were joined; they stay there, and a text sees its neighbour"
+            f"({shown}), as if several documents were joined; these stay, and a text attends to its neighbour"
         )

@@ -1,7 +1,7 @@
-"""Layout of a dataset of others: its shards by their indexes, and the column that holds the ids.
+"""Find the layout of a dataset of another program: its shards by their indexes, and the column of the ids.
 
-An index may stand in the folder itself, where it may name files in folders below, as Streaming's `merge_index` makes
-it; or there is one in each folder below. Nothing is opened here but indexes.
+The folder has one index, which may name files in subfolders, as Streaming's `merge_index` writes it; or each subfolder
+has one. Only indexes are opened here.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Layout:
 
     Attributes:
         root: its folder, absolute, or its URL.
-        entries: of the index, one for each shard that is there, with its file's path below the root. A shard of which
-            both forms are there is read from the compressed one.
-        column: that holds the ids.
+        entries: of the index, one for each existing shard, with its file's path relative to the root. A shard that
+            exists in both forms is read from the compressed one.
+        column: column of the ids.
         encoding: of that column, the same in all shards.
-        indexes: how many were read.
-        notes: what a person should know.
+        indexes: number of indexes read.
+        notes: remarks for the user.
     """
 
     root: str
@@ -70,15 +70,15 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
 
     Args:
         root: folder or URL.
-        column: that holds the ids; None looks for input_ids, then for tokens.
+        column: column of the ids; None: input_ids, or else tokens.
         dtype: numpy name of the ids' type, for a column of raw bytes.
 
     Raises:
-        DataError: there are no shards, or not all of them; a column is pickled, or folders differ.
-        ConfigError: the column or its type has to be named, or the dataset holds text.
+        DataError: shards are missing, a column is pickled, or folders differ.
+        ConfigError: the column or its type must be named, or the dataset holds text.
     """
     if dtype is not None and dtype not in _RAW_DTYPES:
-        raise ConfigError(f"--dtype={dtype}: no type of token ids. Known: {', '.join(_RAW_DTYPES)}.")
+        raise ConfigError(f"--dtype={dtype}: not a type of token ids. Known: {', '.join(_RAW_DTYPES)}.")
     notes: list[str] = []
     if is_remote(root):
         root, indexes = root.rstrip("/"), 1
@@ -93,16 +93,16 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
         indexes = len(found)
         notes += _unnamed(folder, entries)
     if not entries:
-        raise DataError(f"{root}: its index lists no shards. Its writer wrote nothing; write it again.")
+        raise DataError(f"{root}: its index lists no shards. Write the dataset again.")
     name = column or _id_column(root, _columns(entries[0]))
     encoding = _same_encoding(root, entries, name)
     if encoding == BYTES and dtype is None:
         raise ConfigError(
-            f"{root}: column {name} holds raw bytes, whose type is not written there. Say it: --dtype int64 is what "
-            "numpy gives, and what old versions of llm-foundry and AnswerDotAI's convert_dataset.py wrote."
+            f"{root}: column {name} holds raw bytes of unknown type. Name the type: --dtype int64 is numpy's default, "
+            "and what old versions of llm-foundry and AnswerDotAI's convert_dataset.py wrote."
         )
     if encoding != BYTES and dtype is not None:
-        raise ConfigError(f"--dtype={dtype}: column {name} is {encoding} and says its type itself. Leave it out.")
+        raise ConfigError(f"--dtype={dtype}: column {name} has the type {encoding} already. Leave it out.")
     remedy = "Name another column with --column."
     with os_errors_as(DataError, f"{root}/{INDEX}: cannot be opened", remedy, ValueError, TypeError):
         IdColumn(entries[0], name, dtype)
@@ -110,7 +110,7 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
 
 
 def _indexes(folder: Path) -> Iterator[Path]:
-    """The topmost index of every branch."""
+    """Yield the topmost index of every branch."""
     if (folder / INDEX).is_file():
         yield folder / INDEX
         return
@@ -119,7 +119,7 @@ def _indexes(folder: Path) -> Iterator[Path]:
 
 
 def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
-    """Refuse what its writer did not finish, and train and held-out text in one."""
+    """Refuse an incomplete dataset, and training and held-out text in one."""
     homes = [index.parent for index in indexes]
     for place, below, files in os.walk(folder):
         here = Path(place)
@@ -134,8 +134,8 @@ def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
             )
     if not indexes:
         raise DataError(
-            f"{folder}: no {INDEX} here or in a folder below. Give a folder of MDS shards; Streaming's MDSWriter makes "
-            "them of ids in other files."
+            f"{folder}: no {INDEX} here or in a subfolder. Give a folder of MDS shards; Streaming's MDSWriter can "
+            "write them from ids in other files."
         )
     splits = sorted({home.relative_to(folder).parts[0] for home in homes if home != folder})
     if len(splits) > 1 and not _HELD_OUT.isdisjoint(splits):
@@ -154,8 +154,8 @@ def _read_entries(path: Path, name: str) -> list[Entry]:
             pickled = [column for column, encoding in _columns(entry).items() if encoding == "pkl"]
             if pickled:
                 raise DataError(
-                    f"{name}: column {pickled[0]!r} is pickled, and unpickling runs code of whoever wrote it. Have the "
-                    "shards written again without it; nothing was adopted."
+                    f"{name}: column {pickled[0]!r} is pickled, and unpickling could run code. Write the "
+                    "shards again without it; nothing was adopted."
                 )
             infos = [info for info in (entry["zip_data"], entry["raw_data"]) if info is not None]
             for info in infos:
@@ -164,9 +164,9 @@ def _read_entries(path: Path, name: str) -> list[Entry]:
                 if not is_count(info["bytes"]) or type(info["hashes"]) is not dict:
                     raise ValueError(f"{info['basename']} has no size")
             if len(entry.get("column_sizes") or []) != len(entry["column_names"]):
-                raise ValueError("a shard does not say the size of each column (column_sizes)")
+                raise ValueError("a shard lacks the size of each column (column_sizes)")
             if not is_count(entry["samples"]) or not infos or entry["raw_data"] is None:
-                raise ValueError("a shard has no number of documents, or no file")
+                raise ValueError("a shard lacks its number of documents or its file")
     return entries
 
 
@@ -191,14 +191,14 @@ def _local_entries(root: Path, index: Path) -> Iterator[Entry]:
     if missing:
         raise DataError(
             f"{index}: names {plural(len(missing), 'file')} of {number:,} that {'is' if len(missing) == 1 else 'are'} "
-            f"not there or not of the size it says: {', '.join(missing[:_LISTED])}"
+            f"missing or of another size: {', '.join(missing[:_LISTED])}"
             f"{', ...' if len(missing) > _LISTED else ''}. The copy is incomplete: copy the rest. Or the index is of "
-            "another folder: remove it, and the indexes of the folders below are read. Nothing was adopted."
+            "another folder: remove it, and the indexes of the subfolders are read. Nothing was adopted."
         )
 
 
 def _present(entry: Entry, folder: Path) -> Entry | None:
-    """The entry as what is there: the compressed file, or the plain one that was unpacked from it; None for neither."""
+    """Return the entry for the existing file: the compressed one, or the plain one; None for neither."""
     for kind in ("zip_data", "raw_data"):
         info = entry[kind]
         if info is not None and (file := folder / info["basename"]).exists() and file.stat().st_size == info["bytes"]:
@@ -211,7 +211,7 @@ def _plain(entry: Entry) -> Entry:
 
 
 def _moved(entry: Entry, below: str, shared: dict[str, list[Any]]) -> Entry:
-    """The entry with paths as seen from the root, and one list for equal ones: all shards name the same columns."""
+    """Return the entry with paths relative to the root; equal lists are shared, since all shards repeat them."""
     moved: Entry = {
         key: shared.setdefault(repr(value), value) if isinstance(value, list) else value for key, value in entry.items()
     }
@@ -225,28 +225,28 @@ def _moved(entry: Entry, below: str, shared: dict[str, list[Any]]) -> Entry:
 def _remote_entries(url: str) -> list[Entry]:
     with TemporaryDirectory() as scratch:
         require_space(Path(scratch), 1 << 26)
-        remedy = f"A folder in a store needs an {INDEX} of its own: merge those of the folders below with Streaming's "
+        remedy = f"A folder in a store needs its own {INDEX}: merge the subfolders' with Streaming's "
         with saying(after=f" {remedy}merge_index, or adopt them one by one.", kind=DataError):
             file = Downloader(url, TIMEOUT_SECONDS).fetch(INDEX, Path(scratch))
         return _read_entries(file, f"{url}/{INDEX}")
 
 
 def _as_stored(url: str, entries: list[Entry], notes: list[str]) -> list[Entry]:
-    """The entries, of plain files where the first archive is not there: some unpack before they upload."""
+    """Return entries of plain files if the first archive is missing: some users unpack before they upload."""
     if not entries or entries[0]["zip_data"] is None:
         return entries
     name, size = entries[0]["zip_data"]["basename"], entries[0]["zip_data"]["bytes"]
     with TemporaryDirectory() as scratch, suppress(DataError):
         Downloader(url, TIMEOUT_SECONDS).fetch(name, Path(scratch), size)
         return entries
-    notes.append(f"the index names archives such as {name}, which are not there; the plain files are read")
+    notes.append(f"the index names archives such as {name}, which are missing; the plain files are read")
     return [_plain(entry) for entry in entries]
 
 
 def _unnamed(root: Path, entries: Sequence[Entry]) -> Iterator[str]:
-    """A note on shards that lie there and that no index names."""
+    """Yield a note on shards in the folder that no index names."""
     named = {info["basename"] for entry in entries for info in (entry["zip_data"], entry["raw_data"]) if info}
-    named |= {name.rpartition(".mds")[0] + ".mds" for name in named}  # one that was unpacked beside its archive
+    named |= {name.rpartition(".mds")[0] + ".mds" for name in named}  # may be unpacked next to its archive
     others = [
         path
         for place, _, files in os.walk(root)
@@ -256,12 +256,12 @@ def _unnamed(root: Path, entries: Sequence[Entry]) -> Iterator[str]:
     if others:
         yield (
             f"{plural(len(others), 'file')} of shards that no index names, such as {min(others)}, left out: remove "
-            "what is left over, or merge the indexes again"
+            "leftover files, or merge the indexes again"
         )
 
 
 def _id_column(root: str, columns: Mapping[str, str]) -> str:
-    """The column that holds ids, of columns and their encodings. Raises ConfigError where none is called as ids are."""
+    """Return the column of the ids, from columns and their encodings. Raises ConfigError if none has a usual name."""
     for name in _ID_COLUMNS:
         if name in columns:
             return name
@@ -280,7 +280,7 @@ def _columns(entry: Entry) -> dict[str, str]:
 
 
 def _same_encoding(root: str, entries: Sequence[Entry], column: str) -> str:
-    """The encoding of the ids; all shards must have the same."""
+    """Return the encoding of the ids; it must be the same in all shards."""
     found: dict[str, str] = {}  # encoding -> the first shard of it
     for entry in entries:
         columns, place = _columns(entry), stored(entry)["basename"]
@@ -293,8 +293,8 @@ def _same_encoding(root: str, entries: Sequence[Entry], column: str) -> str:
 
 
 def the_only(root: str, what: str, found: Mapping[str, str]) -> str:
-    """The one thing that was found, of things by the places where each is. Raises DataError where they are several."""
+    """Return the only key of `found`, which maps values to places. Raises DataError if there are several."""
     if len(found) > 1:
         shown = ", ".join(f"{each} in {place}" for each, place in found.items())
-        raise DataError(f"{root}: {what} is {shown}; so they were not written by one program. {_APART}")
+        raise DataError(f"{root}: {what} is {shown}; different programs wrote them. {_APART}")
     return next(iter(found))

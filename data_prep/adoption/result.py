@@ -1,4 +1,4 @@
-"""adopt_report.json, and whether a folder holds what is asked for, so that the same command again costs nothing."""
+"""adopt_report.json, and the check whether a folder is already adopted, so that repeating a command costs nothing."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ REPORT = "adopt_report.json"
 
 
 def digest_of(entries: Sequence[object]) -> str:
-    """A short hash of what can be JSON."""
+    """Return a short hash of values that can be JSON."""
     text = json.dumps([json.dumps(entries, sort_keys=True)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def is_finished(folder: Path, asked: Fingerprint, overwrite: bool) -> bool:
-    """Whether a folder is adopted as it is asked for.
+def is_finished(folder: Path, wanted: Fingerprint, overwrite: bool) -> bool:
+    """Return True if a folder is adopted with these arguments.
 
     Raises:
-        ConfigError: it is a dataset of data_prep/prepare.py, or was adopted otherwise.
-        DataError: it is adopted, and damaged since.
+        ConfigError: it is a dataset of `prepare`, or was adopted with other arguments.
+        DataError: it is adopted, and was damaged since.
     """
     if not (folder / CARD).exists():
         return False
     if not (folder / REPORT).exists():
         raise ConfigError(
             f"{folder}: has a {CARD} of `prepare`, so it can be trained on as it is: data.train={folder}. "
-            "To write elsewhere give another folder with --out."
+            "To write to another folder, use --out."
         )
     if overwrite:
         return False
-    if changed := changed_since(folder / REPORT, asked):
+    if changed := changed_since(folder / REPORT, wanted):
         raise ConfigError(
-            f"{folder}: was adopted otherwise, or the shards have changed ({changed}). --overwrite adopts them anew; "
-            "runs on what is there now cannot resume then."
+            f"{folder}: was adopted with other arguments, or the shards have changed ({changed}). --overwrite adopts "
+            "them again; runs on the present dataset cannot resume after that."
         )
     require_card(folder)
     return True
 
 
 @contextmanager
-def claimed_for(asked: Fingerprint, work: Path) -> Iterator[None]:
-    """As `claimed`; what is in the folder of other shards is removed, and all of it after the block.
+def claimed_for(wanted: Fingerprint, work: Path) -> Iterator[None]:
+    """Lock a work folder as `claimed` does; clear it if it is of other arguments, and remove it after the block.
 
     Raises:
         StorageError: see `claimed`.
     """
     with claimed(work, "--out"):
-        mark = work / f"asked-{digest_of([asked])}"
+        mark = work / f"asked-{digest_of([wanted])}"
         if not mark.exists():
             for path in work.iterdir():
                 if path.is_file() and not path.name.startswith(LOCK):
@@ -68,18 +68,18 @@ def claimed_for(asked: Fingerprint, work: Path) -> Iterator[None]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def write_report(path: Path, asked: Fingerprint, facts: dict[str, Any]) -> None:
-    content = {"created_by": f"modernbert-train {__version__}", **facts, "fingerprint": asked}
+def write_report(path: Path, wanted: Fingerprint, facts: dict[str, Any]) -> None:
+    content = {"created_by": f"modernbert-train {__version__}", **facts, "fingerprint": wanted}
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def describe(folder: Path) -> str:
-    """An adopted folder in some lines for a person."""
+    """Return a description of an adopted folder for the user."""
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     lines = [f"{folder}: {report['found'][0]}"]
     lines += [f"  {line}" for line in report["found"][1:]]
     lines += [f"  note: {note}" for note in report["notes"]]
-    lines += [f"  {report['agree']:.1%} of {report['sampled_tokens']:,} tokens looked at come back when encoded again"]
+    lines += [f"  {report['agree']:.1%} of {report['sampled_tokens']:,} sampled tokens are equal when encoded again"]
     lines += ["as text:", *(f"  {text}" for text in report["sample"])]
     lines += [f"train on it with data.train={folder} data.tokenizer={report['tokenizer']}"]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
-"""A pass over the shards of others: lengths, counts, hashes, and what is found. A process holds one shard at a time.
+"""A pass over shards: lengths, counts, hashes and findings. A process holds one shard at a time.
 
-The pass is cut into parts that any process may do. What a part leaves is complete when its JSON file is there, and does
-not depend on who made it, so that after a kill the parts that are missing are all that is done again.
+The pass is cut into parts that any process may do. A part is complete once its JSON file exists, and does not depend on
+the process that did it, so after a kill only the missing parts are done again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from modernbert_train.data.shard_file import IdColumn, as_line, fault_of, hash_o
 from modernbert_train.data.shard_index import stored
 from modernbert_train.errors import DataError, RunError
 
-PART_BYTES = 1 << 28  # of shards as stored; a part that was interrupted is done again
-_WORKER_BYTES = 1 << 27  # a process takes seconds to import what it needs
+PART_BYTES = 1 << 28  # of shards as stored; an interrupted part is done again
+_WORKER_BYTES = 1 << 27  # a process takes seconds to import its modules
 _HASH = "xxh64"
 _BEGINNING = 2048  # tokens
 _OTHER_IDS = "Name the column that holds integer ids with --column, and their type with --dtype if they are raw bytes"
@@ -37,14 +37,14 @@ _OTHER_IDS = "Name the column that holds integer ids with --column, and their ty
 
 @dataclass(frozen=True)
 class Survey:
-    """A pass over shards, cut by `write_parts`; pickled and sent to whoever does a part.
+    """A pass over shards, cut by `write_parts`; pickled and sent to worker processes.
 
     Attributes:
-        work: folder in which the parts leave what they make.
+        work: folder for the results of the parts.
         root: folder or URL of the shards.
         column, dtype: see `IdColumn`.
         vocab_size: one more than the largest id allowed.
-        fit: of the tokenizer to documents of each shard.
+        fit: check of the tokenizer against documents of each shard.
     """
 
     work: Path
@@ -55,12 +55,12 @@ class Survey:
     fit: EachShard
 
     def run(self, parts: int, size: int, workers: int | None) -> Findings:
-        """Do the parts that are not done; returns what was found in all of them.
+        """Do the missing parts; return the findings of all parts.
 
         Args:
-            parts: how many.
-            size: of all, in bytes.
-            workers: processes; None: one for each core.
+            parts: number of parts.
+            size: of all shards, in bytes.
+            workers: number of processes; None: one for each core.
 
         Raises:
             DataError: see `run_task`; or there are no tokens.
@@ -78,7 +78,7 @@ class Survey:
         return found
 
     def run_task(self, rank: int) -> None:
-        """Do a part: count its documents; leaves their lengths, counts, and entries with hashes.
+        """Do a part: count its documents; write their lengths, counts, and entries with hashes.
 
         Raises:
             DataError: a file is missing, damaged, or holds something else than ids of this vocabulary.
@@ -97,18 +97,18 @@ class Survey:
         return self.work / f"{rank:05d}.{end}"
 
     def left(self, rank: int) -> dict[str, Any]:
-        """What stands in the JSON file of a part."""
+        """Return the content of a part's JSON file."""
         content: dict[str, Any] = json.loads(self.file(rank, "json").read_text(encoding="utf-8"))
         return content
 
     def array(self, rank: int, name: str) -> NDArray[Any]:
-        """What a part left: `lengths`, uint32 [documents], or `counts`, int64 [entries of the vocabulary]."""
+        """Return an array of a part: `lengths`, uint32 [documents], or `counts`, int64 [entries of the vocabulary]."""
         with np.load(self.file(rank, "npz"), allow_pickle=False) as arrays:
             found: NDArray[Any] = arrays[name]
             return found
 
     def first(self, entry: Entry) -> NDArray[Any] | None:
-        """The beginning of a shard's first document as it is stored; None where it has none.
+        """Return the beginning of a shard's first document as stored; None if the shard is empty.
 
         Raises:
             DataError: see `run_task`.
@@ -136,21 +136,21 @@ class Survey:
 
     def _documents(self, entry: Entry, data: bytes) -> Iterator[NDArray[Any]]:
         what = ""
-        try:  # the bytes may be anything, and numpy raises as many kinds
+        try:  # the bytes may be anything, and numpy raises many kinds of errors
             shard, ids_of = unpack(entry, data), IdColumn(entry, self.column, self.dtype)
             for number in range(len(shard.offsets) - 1):
                 what = f"document {number} "
                 ids = as_line(ids_of(shard.sample(number)))
                 if ids.ndim != 1 or ids.dtype.kind not in "iu":
-                    raise ValueError(f"{ids.dtype} of shape {ids.shape}, and no line of token ids")
+                    raise ValueError(f"{ids.dtype} of shape {ids.shape}, not a line of token ids")
                 yield ids
-        except RunError:  # of whoever takes them
+        except RunError:  # raised by the caller, while it handles a document
             raise
-        except Exception as error:  # what others wrote can be wrong in any way
-            raise self._broken(entry, f"{what}cannot be opened as index.json says ({error})", _OTHER_IDS) from None
+        except Exception as error:  # files of other programs can be wrong in any way
+            raise self._broken(entry, f"{what}does not match index.json ({error})", _OTHER_IDS) from None
 
     def _bytes(self, entry: Entry) -> bytes:
-        """A shard's file, found to be what the index says."""
+        """Read a shard's file and check it against the index."""
         basename = stored(entry)["basename"]
         if is_remote(self.root):
             with TemporaryDirectory(dir=self.work) as scratch:
@@ -171,7 +171,7 @@ class Survey:
 
 
 def write_parts(work: Path, entries: Sequence[Entry]) -> int:
-    """Cut shards into parts, and write the entries of each into a file; returns how many parts there are."""
+    """Cut shards into parts, and write the entries of each into a file; return the number of parts."""
     parts: list[list[Entry]] = []
     size = PART_BYTES
     for entry in entries:

@@ -1,8 +1,8 @@
-"""Do ids and tokenizer belong together? A few documents of every shard are decoded and encoded again.
+"""Check that ids and tokenizer belong together: decode a few documents of every shard and encode them again.
 
-Of text that the tokenizer made itself, 99.9 % of the tokens come back in their order; what another one made decodes to
-pieces of words, which are cut otherwise: 76 to 94 %, also where all ids are shifted by a constant. A token at either
-end of a document that was cut may differ, and normalisation may change a few.
+With the tokenizer that wrote the ids, 99.9 % of the tokens are equal and in order. Ids of another tokenizer decode to
+fragments of words, which are tokenised differently: 76 to 94 % are equal, also if all ids are shifted by a constant. A
+token at either end of a cut document may differ, and normalisation may change a few.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from modernbert_train.vocabulary import (
     token_ids,
 )
 
-DOCUMENTS = 8  # of as many shards before the pass, and of each shard within it
+DOCUMENTS = 8  # shards sampled before the pass, and documents of each shard within it
 _TOKENS = 512  # of each
-# share of tokens that come back; entries of Unigram and WordPiece are mostly whole words, so that of wrong ids 98 to
-# 99.9 % do, and likely entries are counted too
+# share of equal tokens; Unigram and WordPiece have mostly whole words, so 98 to 99.9 % of wrong ids are equal, and likely
+# entries are counted too
 _NEEDED = {"Unigram": 0.997, "WordPiece": 0.998}
 _NEEDED_BPE = 0.98
 _ENDS = 2  # tokens of a document that may differ because it was cut there
-_ENOUGH = 16  # tokens below which nothing is concluded
-_MOST = 0.45  # share of one token that no text has; of int64 read as another type half or more are 0
-_LIKELIEST = 0.25  # of a Unigram's text is by its own scores made of its likeliest entries, some ten, ...
-_FEW = 0.1  # ... and other text has a tenth of that at least: code has 28 % under a tokenizer of prose
+_ENOUGH = 16  # fewer tokens are no evidence
+_MOST = 0.45  # largest share of one token in real text; int64 read as another type gives half or more zeros
+_LIKELIEST = 0.25  # by a Unigram's scores, about ten entries make up this share of its text, ...
+_FEW = 0.1  # ... and other text has at least a tenth of that: code has 28 % under a tokenizer of prose
 # a WordPiece lists its entries by frequency, but for characters: its first 32 pieces of several characters are 2.7 % of
-# code under a tokenizer of prose and 22 % of prose under BERT's, but at most 0.5 % of ids that are shifted or permuted
+# code under a tokenizer of prose and 22 % of prose under BERT's, but at most 0.5 % of shifted or permuted ids
 _FIRST, _FIRST_SHARE = 32, 0.15
-_MANY = 200  # tokens above which these are looked for
+_MANY = 200  # minimum number of tokens for that check
 _SHOWN_CHARACTERS = 160
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A few documents.
+    """A sample of documents.
 
     Attributes:
         texts: their beginnings, decoded.
-        agree: share of their tokens that come back in order.
-        tokens: how many were looked at.
+        agree: share of their tokens that are equal and in order when encoded again.
+        tokens: number of sampled tokens.
         most: share of the most frequent one.
         likeliest: share of the tokenizer's likeliest entries, relative to their usual share; None: they are unknown.
-        never: special tokens among them that stand in no text, such as [MASK].
+        never: special tokens among them that text never contains, such as [MASK].
     """
 
     texts: list[str]
@@ -75,11 +75,11 @@ class Sample:
     needed: float = _NEEDED_BPE  # share of tokens that must come back
 
     def lines(self) -> Iterator[str]:
-        """For a person: beginnings of texts."""
+        """Yield the beginnings of the texts, for the user."""
         yield from (f"  {shorten(' '.join(text.split()), _SHOWN_CHARACTERS)}" for text in self.texts)
 
     def to_json(self) -> dict[str, Any]:
-        """For the report."""
+        """Return the facts for the report."""
         return {
             "agree": self.agree,
             "sampled_tokens": self.tokens,
@@ -91,22 +91,22 @@ def require_usable(folder: str) -> None:
     """Refuse a tokenizer that masked-language modelling cannot use.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no tokenizer.
         ConfigError: it lacks special tokens.
     """
     roles = role_tokens(folder)
     missing = [CONVENTION[role] for role in NEEDED if role not in roles]
     if missing:
         raise ConfigError(
-            f"--tokenizer={folder}: has no {', '.join(missing)}. Give it what it lacks, in a folder of its own; all "
+            f"--tokenizer={folder}: lacks {', '.join(missing)}. Add them in another folder; all "
             f"ids stay as they are: python -m modernbert_train tokenizer adapt data/tokenizer {folder} --extend"
         )
 
 
 def end_tokens(folder: str) -> dict[int, str]:
-    """Special tokens of a tokenizer that may stand around a text, by id: [CLS], [SEP], [PAD], <bos>, <|endoftext|>."""
+    """Return the special tokens that may enclose a text, by id: [CLS], [SEP], [PAD], <bos>, <|endoftext|>."""
     ids, roles = token_ids(folder), partial_roles(folder)
-    within = {roles.get("mask"), roles.get("unk")}  # these stand for text and not around it
+    within = {roles.get("mask"), roles.get("unk")}  # these replace text and do not enclose it
     return {ids[text]: text for text in special_tokens(folder) if text not in within and not text.startswith(SPARE)}
 
 
@@ -114,12 +114,12 @@ def take_sample(documents: Sequence[tuple[str, NDArray[Any]]], folder: str, spec
     """Decode documents and encode them again.
 
     Args:
-        documents: places, for messages, and ids as stored.
+        documents: file names, for messages, and ids as stored.
         folder: of the tokenizer.
         special: see `end_tokens`.
 
     Raises:
-        DataError: an id is no entry of the tokenizer.
+        DataError: an id is not in the tokenizer.
     """
     tokenizer = _tokenizer(folder)
     entries = max(token_ids(folder).values()) + 1
@@ -170,7 +170,7 @@ def _likeliest(folder: str) -> tuple[str, frozenset[int], float]:
     if kind != "Unigram":
         return kind, frozenset(), 0.0
     scores = np.array([score for _, score in model["vocab"]])
-    shares = np.where(scores < 0, np.exp(scores), 0.0)  # special tokens have 0, and are no text
+    shares = np.where(scores < 0, np.exp(scores), 0.0)  # special tokens have 0, and never occur in text
     shares /= max(shares.sum(), 1e-9)
     order = np.argsort(-shares, kind="stable")
     number = 1 + int(np.searchsorted(np.cumsum(shares[order]), _LIKELIEST))
@@ -183,7 +183,7 @@ def _tokenizer(folder: str) -> Tokenizer:
 
 
 def _in_order(ids: list[int], again: list[int]) -> int:
-    """How many ids are the same, in the same order."""
+    """Count equal ids in the same order."""
     if ids == again:
         return len(ids)
     return sum(block.size for block in SequenceMatcher(None, ids, again, autojunk=False).get_matching_blocks())
@@ -191,12 +191,12 @@ def _in_order(ids: list[int], again: list[int]) -> int:
 
 @dataclass(frozen=True)
 class EachShard:
-    """Compares every shard within the pass; pickled with it.
+    """Check of every shard within the pass; pickled with it.
 
     Attributes:
         folder: of the tokenizer.
         special: see `end_tokens`.
-        anyway: whatever comes back.
+        anyway: True to accept everything.
     """
 
     folder: str
@@ -204,45 +204,45 @@ class EachShard:
     anyway: bool
 
     def require(self, place: str, documents: Sequence[NDArray[Any]]) -> None:
-        """Refuse a shard, by its place, if a few of its documents do not come back; see `require_fit`."""
+        """Refuse a shard, named `place`, if a few of its documents differ when encoded again; see `require_fit`."""
         if not self.anyway:
             sample = take_sample([(place, ids) for ids in documents], self.folder, self.special)
             require_fit(sample, place, self.folder, self.anyway)
 
 
 def require_fit(sample: Sample, source: str, folder: str, anyway: bool) -> None:
-    """Refuse ids that another tokenizer made.
+    """Refuse ids of another tokenizer.
 
     Raises:
-        DataError: too few tokens come back; shows what the documents decode to. Or half of them are one and the same.
+        DataError: too few tokens are equal (shows the decoded documents), or half of them are the same token.
     """
     if sample.most > _MOST and sample.tokens >= _ENOUGH and not anyway:
         raise DataError(
-            f"{source}: {sample.most:.0%} of {sample.tokens:,} tokens looked at are one and the same, as where ids are "
+            f"{source}: {sample.most:.0%} of {sample.tokens:,} sampled tokens are the same, which happens if ids are "
             "read as another type than they were written as. Correct --dtype. If this is good text, --anyway adopts it."
         )
     if sample.likeliest is not None and sample.likeliest < _FEW and sample.tokens >= _MANY and not anyway:
         shown = "\n".join(sample.lines())
         raise DataError(
-            f"{source}: of {sample.tokens:,} tokens looked at, the likeliest entries of {folder} are "
+            f"{source}: in {sample.tokens:,} sampled tokens, the likeliest entries of {folder} are "
             f"{sample.likeliest:.0%} as frequent as in its own text. They decode to:\n{shown}\n"
-            "Name the tokenizer that made them with --tokenizer. If this is good text, --anyway adopts it."
+            "Name the tokenizer of the ids with --tokenizer. If this is good text, --anyway adopts it."
         )
     if sample.agree < sample.needed and sample.tokens >= _ENOUGH and not anyway:
         shown = "\n".join(sample.lines())
         raise DataError(
-            f"{source}: of {sample.tokens:,} tokens looked at, {sample.agree:.1%} come back in their order when their "
-            f"text is encoded again with {folder}; with the right tokenizer nearly all do, and "
-            f"{100 * sample.needed:g}% are asked for. They decode to:\n{shown}\n"
-            "Name the tokenizer that made them with --tokenizer. If this is good text, --anyway adopts it."
+            f"{source}: of {sample.tokens:,} sampled tokens, {sample.agree:.1%} are equal and in order when their "
+            f"text is encoded again with {folder}; with the right tokenizer nearly all are, and "
+            f"{100 * sample.needed:g}% are required. They decode to:\n{shown}\n"
+            "Name the tokenizer of the ids with --tokenizer. If this is good text, --anyway adopts it."
         )
     if sample.never and sample.tokens >= _ENOUGH and not anyway:
         raise DataError(
-            f"{source}: {', '.join(sample.never)} stands within documents, and no text gives that. Name the tokenizer "
-            "that made the ids with --tokenizer; of ids that were masked there is no way back."
+            f"{source}: {', '.join(sample.never)} occurs within documents, which no text contains. Name the tokenizer "
+            "of the ids with --tokenizer; masked ids cannot be restored."
         )
 
 
 def spread(number: int, most: int) -> list[int]:
-    """At most so many of the numbers below `number`, evenly."""
+    """Return at most `most` of the numbers below `number`, evenly spread."""
     return sorted({*np.linspace(0, number - 1, min(number, most)).astype(int).tolist()})

@@ -1,10 +1,10 @@
-"""Documents that share words in a row with an evaluation set: whoever trains on them measures memory.
+"""Find documents that share words with an evaluation set; training on them would measure memorisation.
 
-Words are compared, without case, punctuation and spaces. A run of them is first looked for by its hash and then
-compared itself, so that nothing is left out by chance. A text shorter than a run is compared as a whole, with a
-document and with each of its lines. What is kept of a corpus is nothing: memory is that of the sets.
+Words are compared without case, punctuation and spaces. A run of words is first looked up by its hash and then compared
+itself, so nothing is dropped by chance. A text shorter than a run is compared as a whole, with a document and with each
+of its lines. Nothing of the corpus is stored: memory is only for the sets.
 
-Source: Brown et al. 2020, arXiv:2005.14165, appendix C, whose runs have 13 words.
+Source: Brown et al. 2020, arXiv:2005.14165, appendix C, with runs of 13 words.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LINE_WORDS = 4  # "See also" and the like are lines of many documents; a whole 
 
 
 class Overlap(NamedTuple):
-    """What a document shares with an evaluation set: its name, and the words."""
+    """The words that a document shares with an evaluation set, and the set's name."""
 
     name: str
     words: str
@@ -45,14 +45,14 @@ class Evaluations:
         words: in a run.
 
     Attributes:
-        looked_for: by set, how its texts are -> how many.
+        looked_for: for each set, kind of search -> number of texts.
     """
 
     def __init__(self, texts: Mapping[str, Sequence[str]], words: int) -> None:
         self._words = words
         self.looked_for = {name: Counter[str]() for name in texts}
         self._short: dict[tuple[int, ...], int] = {}  # words of a short text -> number of its set
-        self._numbers: dict[str, int] = {}  # word -> its number; a word of no set is in no shared run
+        self._numbers: dict[str, int] = {}  # word -> its number; words outside the sets have none
         self._names = list(texts)
         lines, sets = [], []
         for number, name in enumerate(texts):
@@ -71,7 +71,7 @@ class Evaluations:
         self._places = places[first]
 
     def overlap(self, text: str) -> Overlap | None:
-        """The first run of words that a text shares with a set, or a short text of a set that is a line of it."""
+        """Return the first run of words that a text shares with a set, or a line that is a short text of a set."""
         known = self._numbers
         lines = [[known.get(word, -1) for word in words_of(each)] for each in self._parts(text)]
         if (short := self._whole(lines)) is not None:
@@ -92,7 +92,7 @@ class Evaluations:
         return None
 
     def _how(self, line: list[int], number: int) -> str:
-        """How a text is looked for; a short one is taken down."""
+        """Return how a text is searched; a short text is stored."""
         if len(line) >= self._words:
             return f"by {self._words} words in a row"
         if not line:
@@ -101,11 +101,11 @@ class Evaluations:
         return "as a whole line or document" if len(line) >= _LINE_WORDS else "as a whole document"
 
     def _parts(self, text: str) -> list[str]:
-        """A text by lines where they are compared; no word reaches over the end of one."""
+        """Split a text into lines if short texts are compared; a word never crosses a line end."""
         return text.split("\n") if self._short else [text]
 
     def _whole(self, lines: list[list[int]]) -> Overlap | None:
-        """A short text of a set that is one of these lines, or all of them together."""
+        """Return a short text of a set that is one of these lines, or all of them together."""
         if not self._short:
             return None
         together = tuple(chain.from_iterable(lines)) if sum(map(len, lines)) < self._words else ()
@@ -115,7 +115,7 @@ class Evaluations:
         return None
 
     def _hashes(self, line: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-        """Of each run of words in a line a hash, and whether all its words are known."""
+        """Return a hash of each run of words in a line, and whether all its words are known."""
         runs = max(0, len(line) - self._words + 1)
         hashes, whole = np.zeros(runs, np.uint64), np.ones(runs, np.bool_)
         mixed = (line.astype(np.uint64) + np.uint64(1)) * _FACTOR
@@ -127,34 +127,34 @@ class Evaluations:
 
 
 def looked_for_line(how: Mapping[str, int]) -> str:
-    """How the texts of a set are looked for, for a person."""
+    """Describe how the texts of a set were searched."""
     shown = ", ".join(f"{number:,} {words}" for words, number in how.items())
     return f"{sum(how.values()):,} texts looked for: {shown}"
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text as they are compared."""
+    """Return the words of a text in the form for comparison."""
     return split_words(folded(text))
 
 
 def evaluations_of(config: PrepareConfig) -> Evaluations | None:
-    """The evaluation sets of a spec, read once in a process; None where it names none.
+    """Return the evaluation sets of a spec, read once per process; None without any.
 
     Raises:
-        DataError: one of them cannot be read as a whole, or has no text with words.
+        DataError: a set cannot be read whole, or has no text with words.
     """
-    asked = (config.decontaminate, config.overlap_words, config.max_characters)
-    if not _kept or _kept[0][0] != asked:
-        _kept[:] = [(asked, _read(*asked))]
+    wanted = (config.decontaminate, config.overlap_words, config.max_characters)
+    if not _kept or _kept[0][0] != wanted:
+        _kept[:] = [(wanted, _read(*wanted))]
     return _kept[0][1]
 
 
-_kept: list[tuple[tuple[Any, ...], Evaluations | None]] = []  # what was asked for last, and found
+_kept: list[tuple[tuple[Any, ...], Evaluations | None]] = []  # the last arguments, and their result
 
 
 @contextmanager
 def set_named(name: str) -> Iterator[None]:
-    """Have what is wrong with the files of an evaluation set name its key, and not that of a source."""
+    """Make errors in the files of an evaluation set name its key instead of a source's."""
     try:
         yield
     except DataError as error:
@@ -171,7 +171,7 @@ def _read(sets: Mapping[str, SourceConfig], words: int, max_characters: int) -> 
             for item in read_source(name, source, max_characters):
                 if isinstance(item, LeftOut):
                     raise DataError(
-                        f"decontaminate.{name}: {item.id}: {item.detail}. A set must be whole to be kept out of the "
+                        f"decontaminate.{name}: {item.id}: {item.detail}. Only a whole set can be kept out of the "
                         "text; correct it."
                     )
                 texts[name].append(item.text)
@@ -179,7 +179,7 @@ def _read(sets: Mapping[str, SourceConfig], words: int, max_characters: int) -> 
     for name, each in found.looked_for.items():
         if each.total() == each[_NOT_AT_ALL]:
             raise DataError(
-                f"decontaminate.{name}: none of its {each.total():,} texts has a word, so nothing would be found. Name "
+                f"decontaminate.{name}: none of its {each.total():,} texts has a word to compare. Name "
                 "another text_field."
             )
     return found

@@ -1,7 +1,7 @@
-"""Cleaning and splitting: what happens to each document before it is tokenised, and who counts it.
+"""Clean and split documents before they are tokenised, and count the results.
 
-The split is a function of the document's text alone, so equal texts can never be on both sides, and adding a source
-moves no document of another.
+The split is a function of the document's text alone, so equal texts are never on both sides, and adding a source moves
+no document of another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TRAIN = "train"
 VALIDATION = "validation"
 OUTSIDE_SHARE = "outside_document_share"
 SPLITS = (TRAIN, VALIDATION)
-_SHARES = 1000  # a share in an error has so many steps
+_SHARES = 1000  # resolution of a share in an error
 OFFENDERS_LISTED = 20
 _NAMED = 20  # values of a field in an error
 
@@ -38,8 +38,8 @@ class Kept:
         split: one of `splits_of`.
         text: valid UTF-8 without NUL.
         bytes: length of the text in UTF-8.
-        altered: what was changed, in words that the report counts.
-        fields: the value of each field of the spec, as it is counted; None where the document has none.
+        altered: changes to the text, in words that the report counts.
+        fields: the value of each field of the spec, as counted; None if the document lacks it.
     """
 
     split: str
@@ -52,17 +52,17 @@ class Kept:
 
 @dataclass
 class SourceTally:
-    """What became of the documents of one source: `read` is the sum of `documents` and `dropped` once all is done."""
+    """Results for the documents of one source: in the end, `read` is the sum of `documents` and `dropped`."""
 
     read: int = 0
-    altered: Counter[str] = field(default_factory=Counter)  # what was changed -> documents that were read
+    altered: Counter[str] = field(default_factory=Counter)  # change -> documents read
     dropped: Counter[str] = field(default_factory=Counter)  # reason -> documents
-    damaged: Counter[str] = field(default_factory=Counter)  # reason -> those of them with which something is wrong
-    documents: Counter[str] = field(default_factory=Counter)  # split -> documents that are kept
-    text_bytes: Counter[str] = field(default_factory=Counter)  # split -> UTF-8 bytes of them
-    tokens: Counter[str] = field(default_factory=Counter)  # split -> tokens of them
+    damaged: Counter[str] = field(default_factory=Counter)  # reason -> dropped documents that are damaged
+    documents: Counter[str] = field(default_factory=Counter)  # split -> kept documents
+    text_bytes: Counter[str] = field(default_factory=Counter)  # split -> their UTF-8 bytes
+    tokens: Counter[str] = field(default_factory=Counter)  # split -> their tokens
     input_bytes: Counter[str] = field(default_factory=Counter)  # "all", and "lost": files not read to the end
-    first: dict[str, str] = field(default_factory=dict)  # reason -> the first that is damaged, with what is wrong
+    first: dict[str, str] = field(default_factory=dict)  # reason -> the first damaged document, with its fault
 
     def add(self, other: SourceTally) -> None:
         self.read += other.read
@@ -73,16 +73,16 @@ class SourceTally:
 
 @dataclass
 class Tally:
-    """What became of every document, by source; tallies of tasks add up to that of the whole."""
+    """Results for every document, by source; tallies of tasks add up to the whole."""
 
     sources: dict[str, SourceTally] = field(default_factory=dict)
     fields: dict[str, Fields] = field(default_factory=dict)  # split -> its documents by their fields
-    offenders: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first few, with what is wrong
-    seconds: dict[str, float] = field(default_factory=dict)  # stage -> time of its tasks, one after the other
-    draws: list[float] = field(default_factory=list)  # the lowest and the highest of a document that is kept
+    offenders: dict[str, list[str]] = field(default_factory=dict)  # reason -> the first few, with their faults
+    seconds: dict[str, float] = field(default_factory=dict)  # stage -> summed time of its tasks
+    draws: list[float] = field(default_factory=list)  # the lowest and the highest of a kept document
 
     def source(self, name: str) -> SourceTally:
-        if name not in self.sources:  # asked several times a document, and a tally takes microseconds to make
+        if name not in self.sources:  # called several times a document, and creating a tally takes microseconds
             self.sources[name] = SourceTally()
         return self.sources[name]
 
@@ -92,22 +92,21 @@ class Tally:
             count_fields(self.fields.setdefault(split, {}), values, tokens)
 
     def total(self) -> SourceTally:
-        """All sources together."""
+        """Return the sum over all sources."""
         total = SourceTally()
         for each in self.sources.values():
             total.add(each)
         return total
 
     def leave_out(self, source: str, item: LeftOut, on_error: str) -> None:
-        """Count a document that is not written.
+        """Count a dropped document.
 
         Raises:
             DataError: it is damaged and `on_error` is `stop`.
         """
         if on_error == "stop" and item.damaged:
             raise DataError(
-                f"{item.id}: {item.detail}. Fix or remove it, or set on_error=skip to leave out and count what is "
-                "damaged."
+                f"{item.id}: {item.detail}. Fix or remove it, or set on_error=skip to drop and count damaged documents."
             )
         counts, found = self.source(source), f"{item.id}: {item.detail}"
         counts.dropped[item.reason] += 1
@@ -130,7 +129,7 @@ class Tally:
             self.drawn(draw)
 
     def drawn(self, draw: float) -> None:
-        """Remember what a document draws, to say which validation_share would do."""
+        """Remember a document's draw, for advice on validation_share."""
         lowest, highest = self.draws or (draw, draw)
         self.draws = [draw if draw < lowest else lowest, draw if draw > highest else highest]
 
@@ -162,7 +161,7 @@ def examine(document: Document, config: PrepareConfig, screen: Screen) -> Kept |
         return problem
     try:
         encoded = text.encode("utf-8")
-    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, which is no character
+    except UnicodeEncodeError as error:  # JSON can encode half a surrogate pair, which is not a character
         return LeftOut(id, "not_utf8", f"half a surrogate pair at character {error.start} of the text")
     if config.document_share < 1 and _unit(encoded, 16) >= config.document_share:
         return LeftOut(id, OUTSIDE_SHARE, f"document_share={config.document_share:g}", damaged=False)
@@ -180,12 +179,12 @@ def examine(document: Document, config: PrepareConfig, screen: Screen) -> Kept |
 
 
 def values_of(document: Document, config: PrepareConfig) -> dict[str, str | None]:
-    """The value of each field of the spec, as it is counted."""
+    """Return the value of each field of the spec, as counted."""
     return {name: as_text(document.fields.get(name)) for name in field_names(config)}
 
 
 def splits_of(config: PrepareConfig) -> tuple[str, ...]:
-    """Names of the splits that a spec can make, in the order of their numbers."""
+    """Return the names of the possible splits of a spec, in the order of their numbers."""
     streams = config.streams
     if streams.field is None:
         return SPLITS
@@ -199,7 +198,7 @@ def _training_split(config: PrepareConfig, document: Document) -> str:
 
 
 def training_draw(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone, and not on what decided its split."""
+    """Return a number in [0, 1) by the text alone, independent of the draw for its split."""
     return _unit(text.encode("utf-8"), 8)
 
 
@@ -207,7 +206,7 @@ def require_documents(config: PrepareConfig, tally: Tally) -> None:
     """Refuse a corpus that leaves a split empty.
 
     Raises:
-        DataError: no document is left, or none for validation, for training, or for a stream that was asked for.
+        DataError: no document is left, or none for validation, for training, or for a stream of the spec.
     """
     total = tally.total()
     kept = sum(total.documents.values())
@@ -228,13 +227,13 @@ def require_documents(config: PrepareConfig, tally: Tally) -> None:
     if empty:
         raise DataError(
             f"validation_share={config.validation_share} of {kept} documents leaves none for {empty[0]}. "
-            f"{_shares_that_work(tally)} Or add documents (a file of many texts can be made JSONL, one text a line); "
-            "validation_share=0 holds out none."
+            f"{_shares_that_work(tally)} Or add documents (a file of many texts can be converted to JSONL, one text a "
+            "line); validation_share=0 holds out none."
         )
 
 
 def _shares_that_work(tally: Tally) -> str:
-    """Documents are drawn by the hash of their text, so few of them may need a share far from what is asked for."""
+    """Return the usable range of validation_share: documents are drawn by hash, so a few may need an unusual share."""
     lowest, highest = tally.draws or [0.0, 0.0]
     least, most = (floor(lowest * _SHARES) + 1) / _SHARES, floor(highest * _SHARES) / _SHARES
     if least > most:
@@ -243,7 +242,7 @@ def _shares_that_work(tally: Tally) -> str:
 
 
 def _empty_stream(config: PrepareConfig, tally: Tally, split: str) -> str:
-    """What is wrong with a stream without documents, and what its field holds."""
+    """Describe a stream without documents, and the values of its field."""
     streams, found = config.streams, FieldCounts()
     assert streams.field is not None
     for fields in tally.fields.values():
@@ -269,6 +268,6 @@ def _wrong_size(id: str, text: str, config: PrepareConfig) -> LeftOut | None:
 
 
 def _unit(encoded: bytes, begin: int) -> float:
-    """8 bytes of the hash of a text as a number in [0, 1)."""
+    """Return 8 bytes of the hash of a text as a number in [0, 1)."""
     digest = hashlib.sha256(encoded).digest()[begin : begin + 8]
     return (int.from_bytes(digest) >> 11) / (1 << 53)

@@ -1,8 +1,8 @@
-"""Exact and near duplicates, by datatrove's blocks.
+"""Exact and near duplicates, found by datatrove's steps.
 
 Both work on disk: a task writes one signature for each document, a second stage merges the sorted signatures of all
-tasks and notes which documents to leave out, and whoever reads the documents again passes over those. Of equal texts
-the first is kept, in the order of the sources. Of near duplicates one is kept, the same in every run.
+tasks and lists the documents to drop, and later stages skip these. Of equal texts the first is kept, in the order of
+the sources. Of near duplicates one is kept, the same in every run.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from data_prep.read.steps import RANK, SOURCE
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import NearDuplicatesConfig, PrepareConfig
 
-exact_dedup.tqdm = minhash.tqdm = partial(tqdm, disable=True)  # else a bar for every task
+exact_dedup.tqdm = minhash.tqdm = partial(tqdm, disable=True)  # else every task shows a bar
 
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 _DETAILS = {
     DUPLICATE: "same text as an earlier document",
     NEAR_DUPLICATE: "much the same text as another document",
 }
-_TASKS_PER_FINDER = 16  # signatures of so many tasks are compared by one process, and at most ...
+_TASKS_PER_FINDER = 16  # one process compares the signatures of this many tasks, and at most ...
 _MOST_FINDERS = 64
 _EXACT_BYTES, _HASH_BYTES, _NUMBER_BYTES = 14, 8, 4  # of a signature in a file: hash, priority and number; its parts
-_PAIRS = 1024  # read from a file at once
+_PAIRS = 1024  # per read of a file
 _HIGHEST_PRIORITY = 65535
-_SHINGLES = 1 << 13  # hashed at once; each takes 8 bytes for every hash
+_SHINGLES = 1 << 13  # hashed together; each takes 8 bytes for every hash
 
 
 class Excluded:
-    """Stands where datatrove's filters take a writer for what they leave out, and only counts it.
+    """A writer for the dropped documents of datatrove's filters that only counts them.
 
     Attributes:
-        tally: what was left out, by source.
+        tally: the dropped documents, by source.
     """
 
     def __init__(self, reason: str) -> None:
@@ -68,7 +68,7 @@ class Excluded:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """datatrove closes its writers here; there is nothing to close."""
+        """datatrove closes its writers here; this one holds no file."""
 
     def write(self, document: Document, rank: int = 0) -> None:
         item = LeftOut(document.id, self._reason, _DETAILS[self._reason], damaged=False)
@@ -76,7 +76,7 @@ class Excluded:
 
 
 class _Signature(MinhashDedupSignature):
-    """MinHash of a long document in parts, since all at once takes 2 GB for a document of 5 million characters."""
+    """MinHash of a long document in parts, since a document of 5 million characters would take 2 GB."""
 
     def get_signature(self, shingles: NDArray[np.uint64]) -> list[list[int]]:
         parts = [
@@ -88,17 +88,17 @@ class _Signature(MinhashDedupSignature):
 
 
 def exact_signatures(work: Work) -> PipelineStep:
-    """Takes a task's documents and writes the hash of each."""
+    """Return the step that writes the hash of each document of a task."""
     return ExactDedupSignature(_folder(work, "exact/signatures"), _exact_config(), finder_workers=num_finders(work))
 
 
 def num_finders(work: Work) -> int:
-    """Tasks of the stage that compares the hashes."""
+    """Return the number of tasks of the stage that compares the hashes."""
     return max(1, min(_MOST_FINDERS, work.tasks // _TASKS_PER_FINDER))
 
 
 def exact_finder(work: Work) -> PipelineStep:
-    """Merges one range of the hashes of all tasks and writes down which documents are duplicates."""
+    """Return the step that merges one range of the hashes of all tasks and lists the duplicates."""
     return ExactFindDedups(
         _few_files(work, "exact/signatures"),
         _few_files(work, "exact/duplicates"),
@@ -108,12 +108,12 @@ def exact_finder(work: Work) -> PipelineStep:
 
 
 def near_signatures(work: Work, near: NearDuplicatesConfig) -> PipelineStep:
-    """Takes a task's documents and writes the MinHash signature of each."""
+    """Return the step that writes the MinHash signature of each document of a task."""
     return _Signature(_folder(work, "near/signatures"), _near_config(near), language=PlainWords())
 
 
 def near_finder(work: Work, near: NearDuplicatesConfig) -> PipelineStep:
-    """Merges one bucket of the signatures of all tasks and writes down the pairs that agree; a task for each bucket."""
+    """Return the step that merges one bucket of all signatures and lists the pairs that agree; one task a bucket."""
     return MinhashDedupBuckets(
         _few_files(work, "near/signatures"),
         _folder(work, "near/pairs"),
@@ -123,20 +123,20 @@ def near_finder(work: Work, near: NearDuplicatesConfig) -> PipelineStep:
 
 
 def near_clusters(work: Work, near: NearDuplicatesConfig) -> PipelineStep:
-    """Joins pairs to clusters and writes down all documents of each but one; one task, which holds all pairs."""
+    """Return the step that joins pairs to clusters and lists all of each but one; its one task holds all pairs."""
     return MinhashDedupCluster(
         _folder(work, "near/pairs"), _few_files(work, "near/clusters"), _near_config(near), lines_to_buffer=_PAIRS
     )
 
 
 def without_duplicates(work: Work, config: PrepareConfig, excluded: list[Excluded], near: bool = True) -> list[Any]:
-    """The steps that pass over duplicates.
+    """Return the steps that skip duplicates.
 
     Args:
         work: of the finished stages above.
         config: the spec.
-        excluded: gets what counts the documents that are passed over.
-        near: whether to pass over near duplicates too, if the spec asks for it.
+        excluded: receives the counters of the skipped documents.
+        near: True to skip near duplicates too, if the spec has duplicates=near.
     """
     steps: list[Any] = []
     if config.duplicates != "keep":

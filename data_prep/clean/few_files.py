@@ -1,7 +1,7 @@
 """A folder for datatrove's merges that keeps at most one of its files open.
 
-A merge reads one file of signatures for each task and writes one of duplicates for each, and 60,000 tasks are beyond
-every limit of open files. Here a file is open only while a block of it is read or written, which costs microseconds.
+A merge reads one file of signatures for each task and writes one of duplicates for each; 60,000 tasks exceed every
+limit of open files. Here a file is open only while a block is read or written, which costs microseconds.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from datatrove.io import DataFolder, OutputFileManager
 
 _READ_BYTES = 1 << 28  # buffered for all files of a merge
 _RECORDS = 8, 1024  # per read of a file: minimum and maximum
-_WRITE_BYTES = 1 << 24  # that wait for their files to be opened
+_WRITE_BYTES = 1 << 24  # buffered before files are opened to write them
 
 
 def records_at_once(files: int, record_bytes: int) -> int:
-    """Number of records per read of a file, so that a merge of many files stays within its memory."""
+    """Return the number of records per read of a file, so that a merge of many files stays within its memory."""
     fewest, most = _RECORDS
     return min(most, max(fewest, _READ_BYTES // (max(1, files) * record_bytes)))
 
 
 class FewFiles(DataFolder):
-    """datatrove's folder whose merges keep no file open."""
+    """datatrove's folder, for merges that keep no file open."""
 
     def open_files(self, paths: Iterable[str], mode: str = "rb", **_: Any) -> list[Any]:
         assert mode == "rb"
@@ -36,7 +36,7 @@ class FewFiles(DataFolder):
 
 
 class _ReadInBlocks:
-    """A file that is open during each `read` only."""
+    """A file that is open only during each `read`."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -46,7 +46,7 @@ class _ReadInBlocks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     @property
     def size(self) -> int:
@@ -64,7 +64,7 @@ class _ReadInBlocks:
 
 
 class _Appended(OutputFileManager):
-    """Output files, opened in turn whenever enough bytes wait for them; existing files are replaced."""
+    """Output files that are opened one after the other once enough bytes wait; existing files are replaced."""
 
     def __init__(self, folder: DataFolder) -> None:
         super().__init__(folder, mode="wb", compression=None)

@@ -1,7 +1,7 @@
-"""Fields of documents: what of them is counted, and which stream a document belongs to.
+"""Fields of documents: how their values are counted, and the stream that a document belongs to.
 
-Licences, languages, flags of personal data, scores: whatever stands beside the text in its source. Nothing is left out
-by them; a run weighs streams (docs/mixtures.md), exactly, in every phase as it likes, and without preparing again.
+Fields are any metadata stored with the text: licences, languages, flags of personal data, scores. No document is
+dropped by them; a run weights streams (docs/mixtures.md), exactly, per phase, and without preparing again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from modernbert_train.data.field_counts import FieldCounts
 _LETTERS = 100  # of a value
 _DIGITS = 2  # of a number with a fraction
 EMPTY = "(empty)"
-Fields = dict[str, FieldCounts]  # of a split: its documents by each of their fields
+Fields = dict[str, FieldCounts]  # the documents of a split by each of their fields
 
 
 def as_text(value: Any) -> str | None:
-    """A field's value as it is counted; None where there is none.
+    """Return a field's value as counted; None without a value.
 
-    A number with a fraction is rounded to two digits, texts of a list are joined, and of a list of anything else its
-    length counts: of spans of personal data, how many there are.
+    A number with a fraction is rounded to two digits, a list of texts is joined, and any other list counts by its
+    length: a list of spans of personal data, by their number.
     """
     if value is None or isinstance(value, Mapping):
         return None
@@ -44,7 +44,7 @@ def as_text(value: Any) -> str | None:
 
 
 def as_score(value: Any) -> float | None:
-    """A field's value as a number, also where it is written as text; None where it is none."""
+    """Return a field's value as a number, also if written as text; None if it is not one."""
     if not isinstance(value, (bool, int, float, str)):
         return None
     with suppress(ValueError, OverflowError):
@@ -53,7 +53,7 @@ def as_score(value: Any) -> float | None:
 
 
 def stream_of(streams: StreamsConfig, fields: Mapping[str, Any]) -> str:
-    """The stream of a document with these fields."""
+    """Return the stream of a document with these fields."""
     assert streams.field is not None
     value = fields.get(streams.field)
     if streams.values:
@@ -71,6 +71,6 @@ def count_fields(into: Fields, values: Mapping[str, str | None], tokens: int) ->
 
 
 def add_fields(into: Fields, later: Fields) -> None:
-    """Add what was counted of later documents."""
+    """Add the counts of later documents."""
     for name, counts in later.items():
         into.setdefault(name, FieldCounts()).add(counts)

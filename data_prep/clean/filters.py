@@ -1,8 +1,8 @@
-"""datatrove's document filters, as the spec names them, without what they would fetch from the network.
+"""datatrove's document filters of a spec, without downloads from the network.
 
-datatrove cuts text into words with spaCy and fetches language models from the network. Unless `language` is among a
-filter's arguments, words here are what a regular expression finds, and the language model is a local file; see
-clean/words.py. datatrove is imported only where a spec asks for it.
+datatrove splits text into words with spaCy and downloads language models. Unless `language` is among a filter's
+arguments, words are found here by a regular expression, and the language model is a local file; see clean/words.py.
+datatrove is imported only if a spec has filters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Screen:
 
     Attributes:
         blocks: name in the spec -> datatrove's filter.
-        altering: those that may change the text, which must be applied again whenever the text is read.
+        altering: filters that may change the text, to be applied again whenever the text is read.
     """
 
     blocks: dict[str, Any] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Screen:
         return self._apply(id, text, tuple(self.blocks))
 
     def again(self, id: str, text: str) -> str:
-        """The text of a document that has passed `check`, as the filters leave it."""
+        """Return the text of a document that has passed `check`, as the filters change it."""
         if not self.altering:
             return text
         screened = self._apply(id, text, self.altering)

@@ -1,6 +1,6 @@
-"""Losses of a source to damage, and what is probably wrong with the spec where that is much.
+"""Damaged documents of a source, and the probable mistake in the spec if they are many.
 
-A wrong column, a wrong encoding or a truncated file would otherwise be a smaller dataset that nobody notices.
+A wrong column, a wrong encoding or a truncated file would otherwise silently give a smaller dataset.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from modernbert_train.config.tools.prepare import FIELDS, DatasetConfig, RowSour
 from modernbert_train.errors import DataError
 
 _EMPTY = "empty"
-_MOST_EMPTY = 0.5  # nothing is lost with an empty document, but a column that is mostly empty is the wrong one
+_MOST_EMPTY = 0.5  # an empty document is no loss, but a column that is mostly empty is the wrong one
 _UNKNOWN = "unknown"
-_FILES = 100  # looked at for their encoding
+_FILES = 100  # checked for their encoding
 _ENCODING = ("not_utf8", "nul_byte")
 
 
 def require_little_lost(config: DatasetConfig, tally: Tally) -> None:
-    """Refuse a corpus of which a source has lost more than the spec allows.
+    """Refuse a corpus if a source has lost more than the spec allows.
 
     Raises:
-        DataError: names each such source, what it lost, and what it holds instead.
+        DataError: names each such source, its losses, and the probable mistake.
     """
     problems = [
-        f"sources.{name}: {lost} {advice} To leave that out all the same, set sources.{name}.max_left_out to the share "
-        "that may be lost."
+        f"sources.{name}: {lost} {advice} To drop these documents, set sources.{name}.max_left_out to the share "
+        "that may be dropped."
         for name, lost, advice in losses(config, tally)
     ]
     if problems:
@@ -39,7 +39,7 @@ def require_little_lost(config: DatasetConfig, tally: Tally) -> None:
 
 
 def losses(config: DatasetConfig, tally: Tally) -> Iterator[tuple[str, str, str]]:
-    """Sources that have lost too much, each with what it lost, and what is probably wrong with the spec."""
+    """Yield the sources that have lost too much, each with its losses and the probable mistake in the spec."""
     for name, source in config.sources.items():
         counts = tally.sources.get(name, SourceTally())
         most = config.max_left_out if source.max_left_out is None else source.max_left_out
@@ -55,7 +55,7 @@ def losses(config: DatasetConfig, tally: Tally) -> Iterator[tuple[str, str, str]
 
 
 def _lost(counts: SourceTally, most: float) -> str | None:
-    """What is too much, in words; None where all is well."""
+    """Describe excessive losses; None if they are acceptable."""
     if most >= 1:
         return None
     if not counts.read:
@@ -77,7 +77,7 @@ def _lost(counts: SourceTally, most: float) -> str | None:
 
 
 def _screened(counts: SourceTally) -> int:
-    """Documents that were left out for what they say; not duplicates, nor those outside document_share."""
+    """Count documents dropped for their content; not duplicates, nor documents outside document_share."""
     return sum(
         count
         for reason, count in counts.dropped.items()
@@ -89,11 +89,11 @@ def _advice(reason: str, name: str, source: RowSourceConfig) -> str:
     if reason == "no_text" and (key := source.text_key(name)) is not None:
         return f"Set {key} to the one that holds the text."
     if reason in ("no_words", "other_words"):
-        return f"Set sources.{name}.words_field to the one with the words of this very text, or segment it again."
+        return f"Set sources.{name}.words_field to the one with the words of the same text, or segment it again."
     if reason == "html":
         return f"Set sources.{name}.strip=html to take the text between the tags, or =nothing to keep the tags."
     if reason == "not_json":
-        return f"Correct sources.{name}.kind, if these are no lines of JSON."
+        return f"Correct sources.{name}.kind, if these are not lines of JSON."
     if reason == "too_long":
         return "Raise max_characters, if that is one document."
     if (reason in _ENCODING or reason.startswith("not_")) and "encoding" in FIELDS[source.kind]:
@@ -107,10 +107,10 @@ def _advice(reason: str, name: str, source: RowSourceConfig) -> str:
 
 
 def encodings_of(files: list[Path]) -> Counter[str | None]:
-    """What the first files look like, by encoding; None where it cannot be told."""
+    """Count the probable encodings of the first files; None if unknown."""
     found: Counter[str | None] = Counter()
     for file in files[:_FILES]:
-        with suppress(OSError, EOFError, ValueError):  # which is counted as unreadable
+        with suppress(OSError, EOFError, ValueError):  # counted as unreadable
             encoding = look_at(file)
             found[encoding and family(encoding)] += 1
     return found

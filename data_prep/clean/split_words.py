@@ -1,7 +1,7 @@
 """Split text into words by Unicode's rules (UAX 29), as the `regex` package finds word boundaries.
 
-A vowel sign or an accent belongs to its letter, also where it is a character of its own. In scripts without spaces
-between words (Chinese, Japanese but for Katakana, Thai, Lao, Khmer, Burmese) each character with its signs is a word.
+A vowel sign or an accent belongs to its letter, even if it is a separate character. In scripts without spaces between
+words (Chinese, Japanese but for Katakana, Thai, Lao, Khmer, Burmese) each character with its signs is a word.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _WORD = regex.compile(r"(?w)\b[\p{L}\p{N}].*?\b", regex.DOTALL)
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a text in order, without punctuation; an underscore separates words, as in `_emphasis_`."""
+    """Return the words of a text in order, without punctuation; an underscore separates words, as in `_emphasis_`."""
     return _WORD.findall(text.replace("_", " "))
 
 
 def folded(text: str) -> str:
-    """A text in the form in which spellings are compared: compatibility composed (NFKC), without case."""
+    """Return a text in the form for comparing spellings: compatibility composed (NFKC), without case."""
     return unicodedata.normalize("NFKC", text).casefold()

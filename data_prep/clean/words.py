@@ -1,6 +1,6 @@
-"""Words and a language model for datatrove's blocks, which would fetch them from the network or ask spaCy.
+"""Words and a language model for datatrove's filters, which would use spaCy and download models.
 
-Imports datatrove, so it is imported itself only where a spec asks for filters or near duplicates.
+Imports datatrove, so it is only imported if a spec has filters or near duplicates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from data_prep.clean.split_words import split_words
 class PlainWords(WhitespaceTokenizer):
     """Words by Unicode's rules and sentences by punctuation: enough for ratios and shingles, in any script.
 
-    All are equal, so that datatrove's filters share its cache of words.
+    All instances are equal, so that datatrove's filters share one cache of words.
     """
 
     def word_tokenize(self, text: str) -> list[str]:
@@ -31,11 +31,11 @@ class PlainWords(WhitespaceTokenizer):
 
 
 class LocalLanguageModel(FastTextLID):
-    """A fastText model for language identification, opened where it is used.
+    """A fastText model for language identification, opened at first use.
 
     Args:
         path: the model file.
-        languages: those that are asked for; None for all.
+        languages: the languages to detect; None: all.
     """
 
     def __init__(self, path: Path, languages: list[str] | None) -> None:

@@ -1,1 +1,1 @@
-"""The corpus as tasks that anyone may do in any order."""
+"""The corpus as tasks that any process may do in any order."""

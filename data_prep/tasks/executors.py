@@ -1,8 +1,8 @@
 """Executors of the stages' tasks: this machine, several machines with a shared folder, Slurm or Ray.
 
-The executors are datatrove's: they pipe a task's steps together, keep a log and statistics of each task, and mark it as
-completed, which is what makes the same command go on after a kill. `LocalTasks` differs from datatrove's local executor
-in its processes (see tasks/workers.py), in that no two processes ever do the same task, and in being silent.
+The executors are datatrove's: they chain a task's steps, keep a log and statistics of each task, and mark it as
+completed, so that the same command resumes after a kill. `LocalTasks` differs from datatrove's local executor in its
+processes (see tasks/workers.py); no two processes ever do the same task, and it prints nothing.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from modernbert_train.config.tools.prepare import ExecutorConfig
 from modernbert_train.errors import ConfigError, RunError
 
 logger.disable("datatrove")
-# each log of each task asks where Python lies, 36 times: half the time of a small corpus
+# each log of each task looks up Python's folder, 36 times: half the time of a small corpus
 ExceptionFormatter._get_lib_dirs = staticmethod(cache(ExceptionFormatter._get_lib_dirs))  # type: ignore[method-assign]
-_QUIET = 1  # any local rank but 0 keeps all but errors out of the terminal
+_QUIET = 1  # any local rank but 0 prints only errors to the terminal
 _WAIT_SECONDS = 2.0
-_PROCESS_BYTES = 1 << 24  # a process takes 4 s to import what it needs, as long as it takes to tokenise so much
+_PROCESS_BYTES = 1 << 24  # a process imports its modules in 4 s, the time to tokenise this much
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Tasks of one kind, which follow those of the stage before.
+    """Tasks of one kind, which follow the stage before.
 
     Attributes:
         name: of the stage.
-        tasks: it is done in.
+        tasks: number of tasks.
         steps: of datatrove's pipeline, the same for every task.
-        documents: that pass through all tasks, if they are counted; see tasks/progress.py.
+        documents: counter for all tasks, if documents are counted; see tasks/progress.py.
     """
 
     name: str
@@ -58,8 +58,8 @@ class LocalTasks(LocalPipelineExecutor):
     """The tasks of one stage, on this machine.
 
     Args:
-        stage: what to do.
-        work: where.
+        stage: the stage.
+        work: the folder.
         part: (i, n) takes only the i-th of n ranges of the tasks, from 1.
     """
 
@@ -84,9 +84,9 @@ class LocalTasks(LocalPipelineExecutor):
         """Run one task, unless it is completed."""
         self._lock_file.parent.mkdir(parents=True, exist_ok=True)
         with self._lock_file.open("a+b") as lock:
-            fcntl.lockf(lock, fcntl.LOCK_EX, 1, rank)  # of a process, gone when it dies
+            fcntl.lockf(lock, fcntl.LOCK_EX, 1, rank)  # released when the process dies
             logger.enable("datatrove")
-            logger.disable("datatrove.executor")  # says twice what we say once
+            logger.disable("datatrove.executor")  # repeats this program's messages
             try:
                 self._run_for_rank(rank, _QUIET)
             finally:
@@ -94,7 +94,7 @@ class LocalTasks(LocalPipelineExecutor):
 
 
 def num_workers(work: Work, config: ExecutorConfig) -> int:
-    """Processes on this machine: as many as asked for, else one for each core, but fewer for a small corpus."""
+    """Return the number of local processes: executor.workers, or one per core, or fewer for a small corpus."""
     return config.workers or min(len(os.sched_getaffinity(0)), 1 + sum(work.sizes) // _PROCESS_BYTES)
 
 
@@ -104,22 +104,22 @@ def is_alone(work: Work, config: ExecutorConfig) -> bool:
 
 
 def run_local(stages: list[Stage], work: Work, number: int, part: Part, is_done: Callable[[], bool]) -> None:
-    """Run all stages on this machine, or the part of them that is this machine's.
+    """Run all stages on this machine, or this machine's part of them.
 
     Args:
         stages: in order.
         work: the folder.
         number: of processes, see `num_workers`.
         part: (i, n) of n machines that share the folder; each stage waits for the other machines.
-        is_done: whether the dataset is complete, asked when the work is gone.
+        is_done: returns True if the dataset is complete; called if the work folder has gone.
     """
     with Workers(number) as workers:
         for stage in stages:
             executor = LocalTasks(stage, work, part)
             executor.run_with(workers, None if stage.documents is None else stage.documents())
-            told = ""
+            printed = ""
             while missing := executor.get_incomplete_ranks():
-                if read_work(work.folder) is None:  # the machine that merges puts the work away
+                if read_work(work.folder) is None:  # the machine that merges removes the work
                     if is_done():
                         return
                     raise RunError(
@@ -127,21 +127,21 @@ def run_local(stages: list[Stage], work: Work, number: int, part: Part, is_done:
                     )
                 if (failure := work.failure()) is not None:
                     raise RunError(f"another machine failed: {failure}")
-                if (text := _waits(stage, missing, work, part)) != told:
-                    told = text
+                if (text := _waits(stage, missing, work, part)) != printed:
+                    printed = text
                     print(text, file=sys.stderr, flush=True)
                 time.sleep(_WAIT_SECONDS)
 
 
 def _waits(stage: Stage, missing: Sequence[int], work: Work, part: Part) -> str:
-    """Which parts the others' tasks are of, and whether anybody does them."""
+    """Describe which parts are missing, and which of them no machine does."""
     parts = part[1]
     whose = sorted({next(i for i in range(1, parts + 1) if rank < stage.tasks * i // parts) for rank in missing})
     idle = [i for i in whose if i != part[0] and not is_at_work(work.folder, (i, parts))]
     text = f"{stage.name}: waits for part {', '.join(f'{i}/{parts}' for i in whose)}"
     if not idle:
         return text
-    return f"{text}. Nobody does {', '.join(f'--part {i}/{parts}' for i in idle)}: start that, the same command with it"
+    return f"{text}. No machine does {', '.join(f'--part {i}/{parts}' for i in idle)}: start the same command with it"
 
 
 def submit(stages: list[Stage], work: Work, config: ExecutorConfig) -> None:

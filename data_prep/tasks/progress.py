@@ -19,7 +19,7 @@ _NUMBER = np.dtype("<i8")
 
 
 class Progress:
-    """The documents of a stage.
+    """The number of documents that a stage has processed.
 
     Args:
         work: the folder.
@@ -30,11 +30,11 @@ class Progress:
         self._path = work.folder / "progress" / stage
 
     def count(self) -> int:
-        """Number of documents so far, of all tasks."""
+        """Return the number of documents so far, over all tasks."""
         return int(np.fromfile(self._path, _NUMBER).sum()) if self._path.exists() else 0
 
     def write(self, rank: int, documents: int) -> None:
-        """Note the number of documents of a task."""
+        """Store the number of documents of a task."""
         self._path.parent.mkdir(exist_ok=True)
         file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
@@ -44,10 +44,10 @@ class Progress:
 
 
 class Counted(PipelineStep):
-    """Passes documents on and counts them.
+    """Step that passes documents on and counts them.
 
     Args:
-        progress: where the count is noted.
+        progress: where the count is stored.
     """
 
     type = "stats"

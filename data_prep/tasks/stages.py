@@ -1,13 +1,13 @@
-"""Stages in their order: each is a datatrove pipeline and the number of its tasks.
+"""Stages in their order: each is a datatrove pipeline and its number of tasks.
 
-    survey      read, clean, filter, split; write down the decisions and the hash of each text
-    find        compare the hashes of all tasks: which documents are duplicates
+    survey      read, clean, filter, split; write the decisions and the hash of each text
+    find        compare the hashes of all tasks to find duplicates
     signatures, pairs, clusters     the same for near duplicates
     tokenizer   train one on the training documents, or adapt the given one
-    tokenise    read again, pass over duplicates, write tokens
+    tokenise    read again, skip duplicates, write tokens
     merge       link the shards of all tasks into one dataset
 
-The first and the last but one read everything; what happens between them reads signatures, and the tokenizer's text.
+The first and the last but one read everything; the stages between read signatures, and the tokenizer's text.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from data_prep.write.workspace import require_space
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.core.files import sync
 
-_DISK_BYTES_PER_TEXT_BYTE = 0.5  # from above: the quickstart takes 0.21, 0.53 before compression
-_DISK_BYTES = 1 << 24  # and beside the shards: tokenizer, lengths, counts
+_DISK_BYTES_PER_TEXT_BYTE = 0.5  # upper estimate: the quickstart takes 0.21, 0.53 before compression
+_DISK_BYTES = 1 << 24  # for other files than shards: tokenizer, lengths, counts
 
 
-def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[Stage]:
-    """The stages of a spec.
+def make_stages(work: Work, config: PrepareConfig, wanted: Fingerprint) -> list[Stage]:
+    """Return the stages of a spec.
 
     Args:
-        work: where the tasks leave what the next stage needs.
+        work: folder through which stages pass their results.
         config: the spec.
-        asked: what identifies the dataset.
+        wanted: the dataset's fingerprint.
     """
     folder, tasks, near = work.folder, work.tasks, config.near_duplicates
     stages = []
@@ -84,12 +84,12 @@ def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[S
     ]
     steps.append(WriteShards(work, config, "tokenise", excluded, threads=is_alone(work, config.executor)))
     add("tokenise", tasks, steps, "tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*/*")
-    add("merge", 1, [Merge(work, config, "merge", asked)])
+    add("merge", 1, [Merge(work, config, "merge", wanted)])
     return stages
 
 
 class MakeTokenizer(Step[PrepareConfig]):
-    """Trains the tokenizer on the training documents of all tasks, or adapts the one that is given."""
+    """Step that trains the tokenizer on the training documents of all tasks, or adapts the given one."""
 
     type = "tokenizer"
     name = "tokenizer"
@@ -98,9 +98,9 @@ class MakeTokenizer(Step[PrepareConfig]):
         """Write the tokenizer's folder.
 
         Raises:
-            DataError: the survey has left too few documents, too few of a source, or too little text for the size that
-                is asked for.
-            StorageError: the disk is too small for what will be written.
+            DataError: the survey has left too few documents, too few of a source, or too little text for
+                tokenizer.vocab_size.
+            StorageError: the disk is too small for the output.
         """
         settings = self._config.tokenizer
         survey = read_tallies(self._work, "survey")
@@ -129,7 +129,7 @@ class MakeTokenizer(Step[PrepareConfig]):
 
 
 class Settle(PipelineStep):
-    """Lets a task run to its end, and what it wrote reach the disk, before it is marked as completed."""
+    """Step that finishes a task, and syncs its files to disk, before it is marked as completed."""
 
     type = "writer"
     name = "settle"
@@ -144,5 +144,5 @@ class Settle(PipelineStep):
         deque(data or (), maxlen=0)
         for pattern in self._written:
             for path in self._folder.glob(pattern.format(rank=rank)):
-                if path.stat().st_size:  # a small task leaves 60 empty files of signatures; losing one does no harm
+                if path.stat().st_size:  # a small task leaves 60 empty files of signatures, which may be lost
                     sync(path)

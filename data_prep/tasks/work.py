@@ -1,8 +1,7 @@
-"""The corpus, cut into tasks that can be done in any order by anyone, and the folder in which they are done.
+"""The corpus, cut into tasks that any process can do in any order, and their folder.
 
-How it is cut depends only on the spec and on the names and sizes of the files, never on who does the work; so the
-output cannot depend on it either. A task reads spans that follow each other, and the tasks follow each other in the
-order of the sources.
+The cuts depend only on the spec and on the names and sizes of the files, never on the machines; so the output cannot
+depend on them either. A task reads consecutive spans, and the tasks follow the order of the sources.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from modernbert_train.config.tools.prepare import DatasetConfig, RowSourceConfig
 from modernbert_train.core.files import write_whole
 from modernbert_train.errors import DataError
 
-_FEW_TASKS = 64  # a small corpus is cut into so many, so that every core has work ...
-_SMALL_TASK_BYTES = 1 << 21  # ... but into none smaller than this
-_FILE_BYTES = 1 << 10  # opening a file costs as much as reading so many bytes
+_FEW_TASKS = 64  # a small corpus is cut into this many, so that every core has work ...
+_SMALL_TASK_BYTES = 1 << 21  # ... but none smaller than this
+_FILE_BYTES = 1 << 10  # opening a file costs as much as reading this many bytes
 TASKS = "tasks.json"
 
 
 @dataclass(frozen=True)
 class Work:
-    """The folder of an unfinished dataset: tasks, and their results so far.
+    """The folder of an unfinished dataset: its tasks and their results.
 
     Attributes:
-        folder: next to the dataset's.
+        folder: in the same folder as the dataset.
         sizes: bytes that each task reads, estimated.
     """
 
@@ -45,14 +44,14 @@ class Work:
         return len(self.sizes)
 
     def stage(self, name: str) -> Path:
-        """Where datatrove keeps a stage's logs, statistics and marks of completion."""
+        """Return datatrove's folder for a stage's logs, statistics and marks of completion."""
         return self.folder / "stages" / name
 
     def tally(self, stage: str, rank: int) -> Path:
         return self.folder / stage / f"{rank:05d}.json"
 
     def codes(self, rank: int) -> Path:
-        """One byte for each item that a task reads: left out, or the split it goes to."""
+        """Return the file with one byte for each item of a task: dropped, or its split."""
         return self.folder / "survey" / f"{rank:05d}.codes"
 
     def shards(self, rank: int) -> Path:
@@ -63,7 +62,7 @@ class Work:
         return self.folder / "tokenizer"
 
     def spans(self, rank: int) -> Iterator[Span]:
-        """Yield the spans of a task; each is checked before it is read and after.
+        """Yield the spans of a task; each file is checked before and after reading.
 
         Raises:
             DataError: a file has changed since the tasks were made.
@@ -76,7 +75,7 @@ class Work:
 
     @property
     def failure_file(self) -> Path:
-        """Where a machine writes why it failed, for others that wait for it."""
+        """File in which a machine writes why it failed, for machines that wait for it."""
         return self.folder / "failed"
 
     def failure(self) -> str | None:
@@ -86,13 +85,13 @@ class Work:
         return self.folder / "parts" / f"{rank:05d}.json"
 
 
-def make_work(folder: Path, config: DatasetConfig, identity: dict[str, Any]) -> Work:
-    """Cut the corpus and write the list of tasks; several machines may do so at once, and write the same.
+def make_work(folder: Path, config: DatasetConfig, wanted: dict[str, Any]) -> Work:
+    """Cut the corpus and write the list of tasks; several machines may do so at the same time, with equal results.
 
     Args:
-        folder: made here if need be.
+        folder: created if necessary.
         config: the spec.
-        identity: fingerprint of the spec and its inputs, see report.fingerprint.
+        wanted: fingerprint of the spec and its inputs, see report.fingerprint.
 
     Raises:
         ConfigError, DataError: a source cannot be listed.
@@ -102,12 +101,12 @@ def make_work(folder: Path, config: DatasetConfig, identity: dict[str, Any]) -> 
     for rank, spans in enumerate(cut(config)):
         _write(work._part(rank), [asdict(span) for span in spans])
         work.sizes.append(sum(span.size for span in spans))
-    _write(folder / TASKS, {"asked": identity, "sizes": work.sizes})
+    _write(folder / TASKS, {"asked": wanted, "sizes": work.sizes})
     return work
 
 
 def read_work(folder: Path) -> tuple[Work, dict[str, Any]] | None:
-    """Return the tasks of a folder and its fingerprint; None if it is missing or was not completed."""
+    """Return the tasks of a folder and their fingerprint; None if there are none, or creating them was interrupted."""
     try:
         content = json.loads((folder / TASKS).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -142,7 +141,7 @@ def _cut_file(whole: Span, source: RowSourceConfig, limit: int) -> Iterator[Span
         for begin, end in itertools.pairwise(ends):
             yield replace(whole, begin=begin, end=end, size=end - begin)
     elif source.kind == "parquet" and len(groups := parquet_groups(Path(whole.path))) > 1:
-        stored = whole.size / max(1, sum(groups))  # bytes in the file for one decompressed
+        stored = whole.size / max(1, sum(groups))  # bytes in the file per decompressed byte
         for index, size in enumerate(groups):
             yield replace(whole, begin=index, end=index + 1, size=int(size * stored))
     else:
@@ -152,8 +151,8 @@ def _cut_file(whole: Span, source: RowSourceConfig, limit: int) -> Iterator[Span
 def _require_unchanged(span: Span) -> None:
     if span.path is not None and file_state(Path(span.path)) != span.state:
         raise DataError(
-            f"{span.path}: not the file it was when this began. Something writes to the sources; let it end and start "
-            "again."
+            f"{span.path}: has changed since this began. Another program writes to the sources; let it finish and "
+            "start again."
         )
 
 

@@ -1,6 +1,6 @@
 """Processes that run tasks on this machine: each is started once and serves every stage.
 
-They die with the process that started them, however it dies, so that a restart finds nobody at work.
+They die with the process that started them, even if it is killed, so a restart never meets old ones.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError
 
 _LINE_SECONDS = 5.0  # between two lines in a file
-_LOOK_SECONDS = 1.0  # between two looks at the documents that running tasks have done
-_SPAWN = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+_LOOK_SECONDS = 1.0  # between two updates of the number of documents
+_SPAWN = multiprocessing.get_context("spawn")  # forking a process with threads may deadlock
 
 
 class Documents(NamedTuple):
     """The documents of a stage, for its bar.
 
     Attributes:
-        count: how many are done, asked again and again.
+        count: returns the number done so far; called repeatedly.
         total: of the stage; None: not known.
     """
 
@@ -40,11 +40,11 @@ class Documents(NamedTuple):
 
 
 class Workers:
-    """At most `number` processes; an error that leaves the `with` block ends them, whatever they are doing.
+    """At most `number` processes; an error that leaves the `with` block kills them.
 
     Args:
-        number: of them; with one the tasks are done in this process.
-        remedy: what to do where memory ran out, for the message.
+        number: of processes; with one the tasks run in this process.
+        remedy: advice for running out of memory.
     """
 
     def __init__(self, number: int, remedy: str = "set executor.workers or max_characters lower") -> None:
@@ -63,17 +63,17 @@ class Workers:
         self._pool.shutdown(cancel_futures=True)
 
     def run(self, job: Any, ranks: Sequence[int], what: str, of_all: int, documents: Documents | None = None) -> None:
-        """Run tasks, as many at a time as there are processes, and say on stderr how much is done.
+        """Run tasks in parallel, and report the progress on stderr.
 
         Args:
-            job: has the method `run_task(rank)`, and is pickled: each task has its own.
+            job: has the method `run_task(rank)`, and is pickled: each task gets a copy.
             ranks: numbers of the tasks.
-            what: they do, in a word.
-            of_all: tasks there are, with those that were done before.
-            documents: of the tasks; the bar then counts these.
+            what: name of the tasks' work.
+            of_all: number of all tasks, including those done before.
+            documents: counter of documents, for the bar.
 
         Raises:
-            RunError: what a task raised, or that its process died. Other tasks are then still running; leave the block.
+            RunError: a task raised it, or its process died. Other tasks are then still running; leave the block.
         """
         pickled = pickle.dumps(job)
         with _bar(what, of_all - len(ranks), of_all, documents) as one_done:
@@ -94,10 +94,10 @@ class Workers:
         except BrokenProcessPool:
             for process in processes:
                 process.join()
-            codes = {process.exitcode or 0 for process in processes} - {0, -signal.SIGTERM}  # by which the pool ends
+            codes = {process.exitcode or 0 for process in processes} - {0, -signal.SIGTERM}  # SIGTERM: sent by the pool
             how = f"was killed by {signal.Signals(-min(codes)).name}" if codes and min(codes) < 0 else "ended by itself"
             raise RunError(
-                f"a process {how} amid its task. If memory ran out, {self._remedy}; the same command resumes."
+                f"a process {how} during its task. If memory ran out, {self._remedy}; the same command resumes."
             ) from None
 
     def _processes(self) -> list[Any]:
@@ -106,7 +106,7 @@ class Workers:
 
 @contextmanager
 def _bar(what: str, done: int, tasks: int, documents: Documents | None) -> Iterator[Callable[[], object]]:
-    """Show a bar of tasks, or of documents; gives what is called after each task."""
+    """Show a bar of tasks, or of documents; yield a function to call after each task."""
     seconds = _LOOK_SECONDS if sys.stderr.isatty() else _LINE_SECONDS
     usual: dict[str, Any] = {"desc": what, "mininterval": seconds, "delay": seconds, "file": sys.stderr}
     if documents is None:
@@ -140,11 +140,9 @@ def _bar(what: str, done: int, tasks: int, documents: Documents | None) -> Itera
 
 def _begin(parent: int) -> None:
     die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone; the parent decides
-    os.environ["OMP_NUM_THREADS"] = "1"  # one process is one core
-    tqdm.set_lock(
-        threading.RLock()
-    )  # its usual one is a semaphore of the system, which outlives a process that is killed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
+    os.environ["OMP_NUM_THREADS"] = "1"  # one process per core
+    tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, which outlives a killed process
 
 
 def _run_task(pickled: bytes, rank: int) -> None:

@@ -1,1 +1,1 @@
-"""Tokens as shards, and shards as a dataset."""
+"""Write tokens as shards, and shards as a dataset."""

@@ -1,7 +1,7 @@
-"""The shards of all tasks become one dataset: linked into its folder under new numbers, with one index and one card.
+"""Merge the shards of all tasks into one dataset: linked into its folder under new numbers, with one index and card.
 
-Nothing is read but the small files beside the shards, and nothing moves, so that an interrupted merge is simply done
-again. The dataset appears when it is complete.
+Only the small files of a part are read, and shards are not moved, so an interrupted merge can simply be repeated. The
+dataset appears once it is complete.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from modernbert_train.errors import StorageError
 
 
 class Merge(Step[PrepareConfig]):
-    """Puts the finished dataset into its place.
+    """Step that puts the finished dataset into its place.
 
     Args:
         work, config, stage: see `Step`; with all tasks done.
-        asked: what identifies the dataset, see report.fingerprint.
+        wanted: the dataset's fingerprint, see report.fingerprint.
     """
 
     type = "writer"
     name = "merge"
 
-    def __init__(self, work: Work, config: PrepareConfig, stage: str, asked: Fingerprint) -> None:
+    def __init__(self, work: Work, config: PrepareConfig, stage: str, wanted: Fingerprint) -> None:
         super().__init__(work, config, stage)
-        self._asked = asked
+        self._wanted = wanted
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the dataset.
 
         Raises:
             DataError: duplicates and filters have left a split empty, or too much of a source is lost.
-            StorageError: a disk operation fails, or a shard is not what its task wrote.
+            StorageError: a disk operation fails, or a shard differs from its index.
         """
         survey, tokenise = (read_tallies(self._work, stage) for stage in ("survey", "tokenise"))
         tally = _joined(survey, tokenise)
@@ -76,21 +76,21 @@ class Merge(Step[PrepareConfig]):
                 merge_split(parts, folder / split, fields or None, tally.total().text_bytes[split])
             evaluations = evaluations_of(self._config)
             looked_for = {} if evaluations is None else evaluations.looked_for
-            write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config), looked_for)
+            write_report(folder, self._wanted, tally, self._work.tasks, passed_over(self._config), looked_for)
 
 
 def merge_split(
     parts: list[Path], folder: Path, fields: dict[str, FieldCounts] | None = None, text_bytes: int | None = None
 ) -> None:
-    """Join folders of shards, in order, those that exist; writes nothing when there is none.
+    """Join folders of shards, in order; folders that do not exist are skipped, and without any nothing is written.
 
     Args:
         parts: as modernbert_train.data.shard_writer.ShardWriter writes them, all with one tokenizer.
-        folder: made here.
+        folder: to be created.
         fields, text_bytes: of all the documents, for the card.
 
     Raises:
-        StorageError: a shard does not have the size that its index says.
+        StorageError: a shard has another size than its index says.
     """
     parts = [part for part in parts if part.is_dir()]
     if not parts:
@@ -116,7 +116,7 @@ def merge_split(
 
 
 def _link_shards(parts: list[Path], folder: Path) -> Iterator[dict[str, Any]]:
-    """Link each shard under its new number; yields its entry of the index."""
+    """Link each shard under its new number; yield its entry of the index."""
     number = 0
     for part in parts:
         for shard in json.loads((part / INDEX).read_text(encoding="utf-8"))["shards"]:
@@ -140,13 +140,13 @@ def _link(old: Path, new: Path) -> None:
     try:
         os.link(old, new)
     except OSError:  # a file system without hard links
-        if new.exists():  # which a copy would replace
+        if new.exists():  # a copy would replace it
             raise
         shutil.copyfile(old, new)
 
 
 def join_lengths(parts: Iterable[NDArray[np.uint32]], path: Path, documents: int) -> None:
-    """Write the lengths of all parts, one after the other, of so many documents."""
+    """Write the lengths of all parts, one after the other, for this number of documents."""
     lengths = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint32, shape=(documents,))
     at = 0
     for part in parts:
@@ -157,7 +157,7 @@ def join_lengths(parts: Iterable[NDArray[np.uint32]], path: Path, documents: int
 
 
 def _joined(survey: Tally, tokenise: Tally) -> Tally:
-    """What was read and left out at first, with what was written and left out in the end."""
+    """Combine reads and drops of the survey with writes and drops of the last stage."""
     tally = Tally()
     tally.add(survey)
     tally.fields = {}

@@ -1,7 +1,7 @@
-"""The last step of a task: tokenise its documents and write the tokens to its shards.
+"""The last step of a task: tokenise its documents and write them as shards.
 
-A task uses one core: the tokenizers library is kept to the thread that calls it when as many tasks run as there are
-cores. A task's output depends only on its input; an interrupted task begins again with an empty folder.
+A task uses one core: the tokenizers library is limited to the calling thread if there are as many tasks as cores. The
+output of a task depends only on its input; an interrupted task starts again with an empty folder.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.vocabulary import role_tokens
 
-_BATCH_CHARACTERS = 1 << 18  # text tokenised at once; takes about 200 bytes of memory a character
+_BATCH_CHARACTERS = 1 << 18  # text tokenised together; takes about 200 bytes of memory a character
 
 
 class WriteShards(Step[PrepareConfig]):
-    """Tokenises a task's documents and writes a folder of shards for each split that has any.
+    """Step that tokenises a task's documents and writes a folder of shards for each of their splits.
 
     Args:
         work, config, stage: see `Step`; with the tokenizer made.
-        excluded: counters of the duplicates that earlier steps drop.
+        excluded: counters of the duplicates that earlier steps skip.
         threads: tokenise with a thread for each core, because no other task runs at the same time.
     """
 
@@ -56,10 +56,10 @@ class WriteShards(Step[PrepareConfig]):
         self._threads = threads
 
     def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> None:
-        """Write tasks' shards, and then the tally.
+        """Write a task's shards, and then the tally.
 
         Raises:
-            DataError: a text gives no token and `on_error` is `stop`; the tokenizer reads special tokens out of text.
+            DataError: a text has no tokens and `on_error` is `stop`; the tokenizer makes special tokens from text.
         """
         from modernbert_train.data.shard_writer import ShardWriter  # imports streaming and torch, which takes seconds
 
@@ -106,7 +106,7 @@ class WriteShards(Step[PrepareConfig]):
 def _encode(
     tokenizer: Tokenizer, batch: list[Document], with_words: bool
 ) -> Sequence[tuple[list[int], NDArray[Any] | None]]:
-    """Of each document the ids of its tokens and, if they are wanted, which of these continue a word."""
+    """Return the token ids of each document, and with words, which of the tokens continue a word."""
     texts = [document.text for document in batch]
     if not with_words:
         return [(ids, None) for ids in encode_documents(tokenizer, texts)]

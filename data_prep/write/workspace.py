@@ -1,6 +1,6 @@
-"""Whole or invisible: a dataset is written beside its place and renamed into it when complete.
+"""Write a dataset atomically: in a temporary folder that is renamed to its place when complete.
 
-`whole_folder` of core/files.py does it; here a second run on the same place is refused.
+`whole_folder` of core/files.py does this; here a second run for the same place is refused.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Part = tuple[int, int]
 
 @contextmanager
 def workspace(out: Path) -> Iterator[Path]:
-    """Give an empty folder that takes the place of `out` when the block ends, and vanishes when it fails.
+    """Yield an empty folder that replaces `out` when the block ends, and is removed if it fails.
 
     Args:
-        out: where the folder goes; what is there now is replaced. If it is a link, the link stays and its target
-            is what is written.
+        out: the final folder; its present content is replaced. If it is a link, the link stays and its target is
+            replaced.
 
     Raises:
         StorageError: another process is writing `out`, or a disk operation fails inside the block.
     """
-    if out.is_symlink():  # beside the link may be another disk, and a rename would replace the link
+    if out.is_symlink():  # the link's folder may be on another disk, and a rename would replace the link
         out = out.resolve()
-    with told(out, "out=..."):
+    with storage_errors(out, "out=..."):
         if (partial := being_written(out)) is not None:
             raise _in_use(partial, out, "out=...")
         with whole_folder(out) as folder:
@@ -41,17 +41,17 @@ def workspace(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def claimed(folder: Path, option: str, part: Part = (1, 1)) -> Iterator[None]:
-    """Keep others from a folder of unfinished work while the block runs; other parts of the same whole are let in.
+    """Lock a folder of unfinished work while the block runs; other parts of the same work may share it.
 
     Args:
-        folder: made here if need be.
-        option: how another one is named, for messages.
+        folder: created if necessary.
+        option: option that names another folder, for messages.
         part: (i, n) of n machines.
 
     Raises:
-        StorageError: another process has it, it cannot be made, or a disk operation fails inside the block.
+        StorageError: another process has it, it cannot be created, or a disk operation fails inside the block.
     """
-    with told(folder, option):
+    with storage_errors(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / LOCK).open("a") as whole, (folder / f"{LOCK}-{part[0]}-of-{part[1]}").open("a") as mine:
             if not (lock_now(whole, shared=part != (1, 1)) and lock_now(mine)):
@@ -59,14 +59,14 @@ def claimed(folder: Path, option: str, part: Part = (1, 1)) -> Iterator[None]:
             others = {tuple(map(int, _NUMBERS.findall(path.name))) for path in folder.glob(f"{LOCK}-*-of-*")}
             if disagree := [f"{i}/{n}" for i, n in others if n != part[1] and is_at_work(folder, (i, n))]:
                 raise ConfigError(
-                    f"--part {part[0]}/{part[1]}: another machine is at work on {folder} as part {disagree[0]}. Give "
+                    f"--part {part[0]}/{part[1]}: another machine works on {folder} as part {disagree[0]}. Give "
                     "every machine the same number of parts."
                 )
             yield
 
 
 def is_at_work(folder: Path, part: Part) -> bool:
-    """True if a process of any machine does this part."""
+    """Return True if a process of any machine works on this part."""
     try:
         with (folder / f"{LOCK}-{part[0]}-of-{part[1]}").open("r") as lock:
             return not lock_now(lock, shared=True)
@@ -75,8 +75,8 @@ def is_at_work(folder: Path, part: Part) -> bool:
 
 
 @contextmanager
-def told(folder: Path, option: str) -> Iterator[None]:
-    """Turn what the system refuses inside the block into a StorageError that names the file and the remedy."""
+def storage_errors(folder: Path, option: str) -> Iterator[None]:
+    """Convert errors of the system inside the block to a StorageError that names the file and the remedy."""
     try:
         yield
     except OSError as error:
@@ -94,11 +94,11 @@ def told(folder: Path, option: str) -> Iterator[None]:
 
 
 def require_space(out: Path, needed: int) -> None:
-    """Refuse to start writing what will not fit.
+    """Refuse to start writing without enough space.
 
     Args:
-        out: the folder to be written; it need not exist.
-        needed: bytes, an estimate from above.
+        out: the future folder; it need not exist.
+        needed: bytes, an upper estimate.
 
     Raises:
         StorageError: fewer bytes are free on its disk; names both numbers.
@@ -112,6 +112,5 @@ def require_space(out: Path, needed: int) -> None:
 
 def _in_use(folder: Path, out: Path, option: str) -> StorageError:
     return StorageError(
-        f"{folder}: another process is at work on {out} at this moment. Wait for it, or give another folder with "
-        f"{option}"
+        f"{folder}: another process is writing {out} now. Wait for it, or give another folder with {option}"
     )

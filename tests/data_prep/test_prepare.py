@@ -204,7 +204,7 @@ def test_damage_in_a_finished_dataset_is_found(command: Command, tmp_path: Path,
     assert command() == 0
     (tmp_path / "out" / "train" / "index.json").write_text("{}")
     assert command() == DATA
-    assert "--overwrite makes the dataset again" in capsys.readouterr().err
+    assert "--overwrite writes the dataset again" in capsys.readouterr().err
     assert command("--overwrite") == 0
 
 
@@ -228,7 +228,7 @@ def test_sources_that_change_while_they_are_read(command: Command, corpus: Path,
     monkeypatch.setattr(stages, "save_tokenizer", save_and_change)
     assert command() == DATA
     error = capsys.readouterr().err
-    assert "part2/011.txt: not the file it was" in error and "Something writes to the sources" in error
+    assert "part2/011.txt: has changed since this began" in error and "Something writes to the sources" in error
 
 
 def test_existing_tokenizer_is_used(command: Command, tmp_path: Path, capsys: Any) -> None:

@@ -94,7 +94,7 @@ def test_documents_are_those_of_prepared_shards_to_the_bit(
 def test_what_was_found_is_reported(theirs: Callable[[str], Path], tokenizer: str) -> None:
     """The removed tokens, the existing hashes, and a sample of the text."""
     said = adopt(str(theirs("answerdotai")), tokenizer)
-    assert "100.0% of the documents begin with [CLS] (2): taken off, the loader adds its own" in said
+    assert "100.0% of the documents begin with [CLS] (2): removed, the loader adds its own" in said
     assert "100.0% of the documents end with [PAD] (0)" in said and "12 [SEP]" in said
     assert "(ndarray, int64)" in said and "0 computed" in said
 
@@ -124,7 +124,7 @@ def test_documents_of_special_tokens_alone_are_counted_and_empty(
     some = [documents[0], documents[0][:0], documents[1]]
     samples = [{"input_ids": around(each, vocabulary).astype(np.uint16)} for each in some]
     write_mds(tmp_path / "a", {"input_ids": "ndarray:uint16"}, samples)
-    assert "1 document of them hold nothing" in adopt(str(tmp_path / "a"), tokenizer)
+    assert "1 document of them hold only special" in adopt(str(tmp_path / "a"), tokenizer)
     assert read_all(tmp_path / "a", tokenizer) == [each.tolist() for each in some]
 
 
@@ -223,7 +223,7 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
         "llm-foundry",
         truncate_one,
         {},
-        "that is not there or not of the size it says: shard.00001.mds.",
+        "that is missing or of another size: shard.00001.mds.",
     ),
     "a bit is flipped": ("answerdotai", flip_one, {}, "is damaged: its sha1 is "),
     "a writer was killed": (
@@ -241,7 +241,7 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
         "index.json: not a readable MDS index (",
     ),
     "a column is pickled": ("llm-foundry", pickled, {}, "column 'more' is pickled, and unpickling runs code"),
-    "types differ": ("mmbert", other_type, {}, "so they were not written by one program. Adopt the folders one by one"),
+    "types differ": ("mmbert", other_type, {}, "different programs wrote them. Adopt the folders one by one"),
     "train and held-out text": (
         "mmbert",
         rename_splits,
@@ -249,10 +249,10 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
         "holds train, validation, which must not be trained on together",
     ),
     "no such column": ("llm-foundry", lambda folder: None, {"column": "ids"}, "no column 'ids' among tokens"),
-    "bytes of no type": ("raw bytes", lambda folder: None, {}, "holds raw bytes, whose type is not written there"),
-    "bytes of another type": ("raw bytes", lambda folder: None, {"dtype": "uint16"}, "are one and the same, as where"),
-    "a type that is no type": ("raw bytes", lambda folder: None, {"dtype": "float32"}, "--dtype=float32: no type of"),
-    "a type too many": ("llm-foundry", lambda folder: None, {"dtype": "int64"}, "says its type itself. Leave it out"),
+    "bytes of no type": ("raw bytes", lambda folder: None, {}, "holds raw bytes of unknown type"),
+    "bytes of another type": ("raw bytes", lambda folder: None, {"dtype": "uint16"}, "are the same, which happens if"),
+    "a type that is no type": ("raw bytes", lambda folder: None, {"dtype": "float32"}, "--dtype=float32: not a type of"),
+    "a type too many": ("llm-foundry", lambda folder: None, {"dtype": "int64"}, "has the type ndarray already. Leave it out"),
     "an index that climbs out": (
         "llm-foundry",
         edit_indexes(lambda shard: shard["raw_data"].update(basename="../x")),
@@ -264,7 +264,7 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
         "llm-foundry",
         edit_indexes(lambda shard: shard.pop("column_sizes")),
         {},
-        "a shard does not say the size of each column (column_sizes)",
+        "a shard lacks the size of each column (column_sizes)",
     ),
     "another format": ("llm-foundry", edit_indexes(lambda shard: shard.update(format="json")), {}, "of format 'json'"),
     "a number of documents that is wrong": (
@@ -278,7 +278,7 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
         "llm-foundry",
         put_lengths,
         {},
-        "has lengths.npy, which is not of this program and is not touched",
+        "contains lengths.npy, which this program did not write and will not replace",
     ),
 }
 
@@ -300,7 +300,7 @@ def test_shards_of_another_tokenizer_are_shown(theirs: Callable[[str], Path], tm
     """Every token would have another meaning, and no loss would show it."""
     folder = theirs("llm-foundry")
     other = make_tokenizer(tmp_path / "other", make_texts(40, seed=99))
-    with pytest.raises(DataError, match="in their order when their text is encoded again with .*They decode to:\n  "):
+    with pytest.raises(DataError, match="in order when their text is encoded again with .*They decode to:\n  "):
         adopt(str(folder), str(other))
     small = make_tokenizer(tmp_path / "small", make_texts(40), 384)
     with pytest.raises(DataError, match="holds token id .* has 384 entries. The shards belong to another tokenizer"):
@@ -340,7 +340,7 @@ def test_shards_that_changed_since_are_not_passed_over(
     llm_foundry(folder.parent / "new", documents[:5], vocabulary)
     for path in (folder.parent / "new").iterdir():
         path.rename(folder / path.name)
-    with pytest.raises(ConfigError, match="was adopted otherwise, or the shards have changed .*--overwrite"):
+    with pytest.raises(ConfigError, match="was adopted with other arguments, or the shards have changed .*--overwrite"):
         adopt(str(folder), tokenizer)
     adopt(str(folder), tokenizer, overwrite=True)
     assert len(read_all(folder, tokenizer)) == 5
@@ -363,7 +363,7 @@ def test_a_folder_that_cannot_be_written_asks_for_another(
     adopt(str(folder), tokenizer, out=str(tmp_path / "out"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full/a").touch()
-    with pytest.raises(ConfigError, match="has a, which is not of this program"):
+    with pytest.raises(ConfigError, match="contains a, which this program did not write"):
         adopt(str(folder), tokenizer, out=str(tmp_path / "full"))
 
 

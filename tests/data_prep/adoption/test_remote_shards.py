@@ -48,7 +48,7 @@ def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, t
     documents = make_documents(tokenizer, [40] * 20, seed=12)
     layouts.ettin(tmp_path / "theirs", documents, read_vocabulary(tokenizer))
     url = upload(store, tmp_path / "theirs", f"{tmp_path.name}/theirs")
-    with pytest.raises(ConfigError, match="the card cannot be written there. Give a folder of this machine with --out"):
+    with pytest.raises(ConfigError, match="the card cannot be written there. Give a local folder with --out"):
         adopt(url, str(tokenizer))
     adopt(url, str(tokenizer), out=str(tmp_path / "out"))
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
@@ -85,7 +85,7 @@ def test_archives_that_were_unpacked_before_the_upload(store: Store, tiny_data: 
         path.with_suffix("").write_bytes(decompress("zstd", path.read_bytes()))
         path.unlink()
     url = upload(store, tmp_path / "theirs", f"{tmp_path.name}/theirs")
-    assert "which are not there; the plain files are read" in adopt(url, str(tokenizer), out=str(tmp_path / "out"))
+    assert "which are missing; the plain files are read" in adopt(url, str(tokenizer), out=str(tmp_path / "out"))
     found = read_all(str(tmp_path / "out"), tokenizer, tmp_path / "cache")
     assert found == [document.tolist() for document in documents]
 
@@ -94,7 +94,7 @@ def test_what_a_store_does_not_have(store: Store, tiny_data: Path, tmp_path: Pat
     tokenizer = tiny_data / "tokenizer"
     layouts.mmbert(tmp_path / "theirs", make_documents(tokenizer, [40] * 60, seed=12), read_vocabulary(tokenizer))
     url = upload(store, tmp_path / "theirs", f"{tmp_path.name}/theirs")
-    with pytest.raises(DataError, match="A folder in a store needs an index.json of its own"):
+    with pytest.raises(DataError, match="A folder in a store needs its own index.json"):
         adopt(url, str(tokenizer), out=str(tmp_path / "out"))
     part = "lang0/shard_00000"
     store.delete(f"{tmp_path.name}/theirs/{part}/shard.00001.mds")

@@ -131,10 +131,10 @@ def test_machines_that_disagree_on_their_number_are_reported(words: Words, home:
     while not lock.exists() or not is_at_work(home / "parted.work", (1, 2)):
         time.sleep(0.01)
     assert main([*words("parted"), "--part", "2/3"]) == 78
-    said = "--part 2/3: another machine is at work on"
+    said = "--part 2/3: another machine works on"
     assert f"{said} {home}/parted.work as part 1/2. Give every machine the same number" in capfd.readouterr().err
     waits, begun = "", time.monotonic()
-    while "survey: waits for part 2/2. Nobody does --part 2/2: start that" not in waits:
+    while "survey: waits for part 2/2. No machine does --part 2/2: start the same command" not in waits:
         assert time.monotonic() < begun + 120, waits
         time.sleep(0.1)
         waits += capfd.readouterr().err

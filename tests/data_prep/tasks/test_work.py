@@ -125,7 +125,7 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
     spans = work.spans(0)
     assert next(spans).path == str(tmp_path / "a.txt")
     (tmp_path / "a.txt").write_text("other")
-    with pytest.raises(DataError, match="not the file it was"):
+    with pytest.raises(DataError, match="has changed since this began"):
         next(spans)
-    with pytest.raises(DataError, match="not the file it was"):
+    with pytest.raises(DataError, match="has changed since this began"):
         next(work.spans(0))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import data_prep
-from data_prep.write.workspace import require_space, told, workspace
+from data_prep.write.workspace import require_space, storage_errors, workspace
 from modernbert_train.errors import StorageError
 
 WRITER = """
@@ -74,7 +74,7 @@ def test_killed_writer_leaves_nothing_and_a_live_one_is_respected(tmp_path: Path
     )
     try:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        with pytest.raises(StorageError, match=r"another process is at work on .* Wait for it"), workspace(out):
+        with pytest.raises(StorageError, match=r"another process is writing .* Wait for it"), workspace(out):
             pass
         assert len(list(tmp_path.glob(".out.*.partial/out/half"))) == 1
     finally:
@@ -99,6 +99,6 @@ def test_what_the_disk_has_no_part_in_is_not_blamed_on_it(tmp_path: Path) -> Non
     """At a limit of open files, a user who is asked to free space would free terabytes in vain."""
     for number, remedy in ((errno.EMFILE, "ulimit -n 4096"), (errno.ENOMEM, "Free memory"), (errno.ENOSPC, "Free spa")):
         found = pytest.raises(StorageError, match=f"{os.strerror(number)}.*{remedy}.*the same command again")
-        with found as error, told(tmp_path, "out=..."):
+        with found as error, storage_errors(tmp_path, "out=..."):
             raise OSError(number, os.strerror(number), str(tmp_path / "a"))
         assert ("bytes free" in str(error.value)) == (number == errno.ENOSPC)
