@@ -56,8 +56,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 _AT_ONCE = 1024  # rows that are tokenised together
 _MOST_LENGTHS = 1024  # of texts, in the card
 _HASH_BITS = 62  # two halves of 31, which travel as int32
-# a task's record of a row: hash of its texts, their number (0: one has no token), whether it is held out, and
-# counts for a row that is no duplicate
+# a task's record of a row: hash of its texts, their number (0: a text without tokens), True if it is held out, and
+# counts for a row that is not a duplicate
 _COUNTED = ("negatives", "contradictions", "more_negatives", "truncated")
 _ROW = np.dtype([("key", "<i8"), ("texts", "<i4"), ("held_out", "?"), *((name, "<i4") for name in _COUNTED)])
 _TEXT = np.dtype([("hash", "<i8"), ("score", "<i8"), ("tokens", "<i4")])

@@ -1,7 +1,7 @@
-"""Look at text before anything is prepared: which files hold it, and a bounded sample of their text.
+"""Survey text before it is prepared: find the files that hold text, and read a bounded sample.
 
-At most SAMPLE_BYTES are kept and about four times as many read, however large the text is: files are taken evenly from
-the sorted list, and of a large JSONL file blocks from several places. `pretrain` writes its data spec from this.
+At most SAMPLE_BYTES are kept and about four times as many read, however large the text is: files are chosen evenly from
+the sorted list, and blocks from several places of a large JSONL file. `pretrain` writes its data spec from this.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from modernbert_train.data.unpacked import open_unpacked
 from modernbert_train.errors import DataError
 
 SAMPLE_BYTES = 4 << 20
-_TOKENISED = 1 << 20  # characters of the sample that a tokenizer is tried on
-LEAST_BYTES = 30_000  # of text: less has no held-out part that says anything
+_TOKENISED = 1 << 20  # characters of the sample for trying a tokenizer
+LEAST_BYTES = 30_000  # of text; with less, a held-out part would be too small to measure
 _DOCUMENT_BYTES = 1 << 18  # kept of one document
-_BLOCK_BYTES = 1 << 18  # of a JSONL file that is read in one place
-_MOST_FILES = 400  # of a source that are looked at
+_BLOCK_BYTES = 1 << 18  # of a JSONL file, read in one place
+_MOST_FILES = 400  # sampled per source
 _SHOWN = 4  # kinds of files
-_SNIFFED = 5  # files of an ending that say whether it is text
-_MEASURED = 32  # compressed files of a source whose text is measured
+_SNIFFED = 5  # files per ending that are checked for text
+_MEASURED = 32  # compressed files per source whose text is measured
 _SNIFF_BYTES = 1 << 16
 _SCRIPT_CHARACTERS = 1_000_000
 _TEXT_FIELDS = ("text", "content", "body", "document", "article", "passage", "sentence")
@@ -54,8 +54,8 @@ class Endings:
     """Files of one kind of name.
 
     Attributes:
-        files: how many.
-        bytes: of all.
+        files: their number.
+        bytes: their total size.
     """
 
     files: int = 0
@@ -71,9 +71,9 @@ class TokenFacts(NamedTuple):
     Attributes:
         bytes_per_token: of text.
         unigram_loss: nats a token, under the frequencies of the other text.
-        entries: that the sample was enough for, or that the given one has.
+        entries: of the tokenizer; a small sample gives fewer than requested.
         text_bytes: of the sample that the tokenizer was trained on.
-        bytes_per_second: of text that one core tokenises.
+        bytes_per_second: speed of tokenising on one core.
     """
 
     bytes_per_token: float
@@ -91,12 +91,12 @@ class TextSample:
         sources: for a data spec, by name.
         taken: files of the sources by the end of their names.
         passed_over: other files: binaries, hidden and special files.
-        too_long: text files that are longer than a document may be, by the end of their names.
+        too_long: text files longer than the limit of a document, by the end of their names.
         text_bytes: of all text, estimated.
-        documents: of all, estimated.
+        documents: number of all documents, estimated.
         texts: the sample.
-        sampled: documents that were read for it.
-        damaged: of those, by reason.
+        sampled: number of documents read for it.
+        damaged: number of damaged ones, by reason.
         duplicates: share of the sampled documents that equal an earlier one.
         lengths: bytes of each sampled document, ascending.
         scripts: share of the letters of the sample by script, the commonest first.
@@ -117,11 +117,11 @@ class TextSample:
 
     @property
     def damaged_share(self) -> float:
-        """Of the sampled documents."""
+        """Share of the sampled documents that are damaged."""
         return sum(self.damaged.values()) / max(1, self.sampled)
 
     def length(self, share: float) -> int:
-        """Bytes that this share of the sampled documents does not exceed; 0 of none."""
+        """Return the length in bytes that this share of the sampled documents does not exceed; 0 without documents."""
         return self.lengths[min(len(self.lengths) - 1, int(share * len(self.lengths)))] if self.lengths else 0
 
 
@@ -138,7 +138,7 @@ class _Files:
 
     @property
     def too_long(self) -> list[tuple[Path, int]]:
-        """Text files that are longer than a document may be."""
+        """Text files longer than the limit of a document."""
         if self.config.kind != "text":
             return []
         return [(file, size) for file, size in self.files if size > TOO_LONG and file.suffix not in PACKED]
@@ -149,8 +149,8 @@ class _Part:
     """A sample of one source.
 
     Attributes:
-        documents: that were read.
-        left_out: of the damaged ones.
+        documents: the readable ones.
+        left_out: the damaged ones.
         text_bytes: of all its text, estimated.
     """
 
@@ -163,8 +163,8 @@ def look_at_text(paths: Sequence[str]) -> TextSample:
     """Find the text of files and folders, and sample it.
 
     Raises:
-        DataError: a path is not there or cannot be read; there is no text, too little of it, or most of it is in files
-            too long for one document; says what there is.
+        DataError: a path is missing or cannot be read; there is no text, too little of it, or most of it is in files
+            too long for one document; names what was found.
     """
     passed_over: dict[str, Endings] = {}
     found: dict[str, _Files] = {}
@@ -199,13 +199,13 @@ _READ = (
 
 
 def _refuse_long(long: Sequence[tuple[Path, int]], text_bytes: float) -> None:
-    """Raises DataError where most of the text would be left out as too long for a document."""
+    """Raise DataError if most of the text would be left out as too long for a document."""
     if sum(size for _, size in long) <= text_bytes:
         return
     file, size = max(long, key=lambda each: each[1])
     raise DataError(
-        f"{file}: {size_text(size)} in one file of plain text, which is one document, and the longest may have "
-        f"{size_text(TOO_LONG)}. Cut it into documents, one a file or one a line of .jsonl; if it has no documents: "
+        f"{file}: {size_text(size)} in one file of plain text, which is one document, and the limit of a document is "
+        f"{size_text(TOO_LONG)}. Split it into documents, one a file or one a line of .jsonl; without such units: "
         f"mkdir parts && split -C 100k --additional-suffix=.txt {file} parts/, then name parts."
     )
 
@@ -222,7 +222,7 @@ def _ended(files: Sequence[tuple[Path, int]]) -> dict[str, Endings]:
 
 
 def shown(endings: Mapping[str, Endings]) -> str:
-    """Counts of files for a person, the most first."""
+    """Describe counts of files for the user, the largest kind first."""
     most = sorted(endings.items(), key=lambda item: -item[1].bytes)
     texts = [
         f"{each.files:,} {name}" + f" of {size_text(each.bytes)}" * bool(each.bytes) for name, each in most[:_SHOWN]
@@ -231,7 +231,7 @@ def shown(endings: Mapping[str, Endings]) -> str:
 
 
 def size_text(size: float) -> str:
-    """Bytes with a unit: 1_300_000 -> '1.3 MB'."""
+    """Format bytes with a unit: 1_300_000 -> '1.3 MB'."""
     for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= factor:
             return f"{size / factor:.3g} {unit}"
@@ -278,7 +278,7 @@ def _sources_of(path: Path, passed_over: dict[str, Endings]) -> dict[str, _Files
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
-    """Files below a folder as `files_below`, with their sizes; without empty ones."""
+    """Yield files below a folder as `files_below` does, with their sizes; skip empty ones."""
 
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or name others.") from None
@@ -293,13 +293,13 @@ def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
 
 
 def _kind(file: Path) -> str | None:
-    """The kind that the name of a file says; None: text or nothing."""
+    """Return the kind of a file by its name; None: text or unknown."""
     end = ending(file)
     return None if end in (".tsv", ".mds") else TABLES.get(end)  # .tsv: with quotes or without? .mds: perhaps of ids
 
 
 def _is_text(files: Sequence[Path]) -> bool:
-    """Return True if most of some files hold text, by their first bytes. HTML is markup, which a spec may ask for."""
+    """Return True if most of these files hold text, by their first bytes. HTML is markup, for which a spec must ask."""
     if ending(files[0]).lower() in MARKUP:
         return False
     good = 0
@@ -320,7 +320,7 @@ def _config(kind: str, path: str, pattern: str | None, example: Path | None) -> 
 
 
 def _text_column(kind: str, file: Path) -> str | None:
-    """The column that is probably the text; None where none has a usual name: the reader then says which there are."""
+    """Return the probable column of the text; None if none has a usual name, so that the reader lists the columns."""
     names: list[str] = []
     with suppress(OSError, EOFError, ValueError, csv.Error):  # reading will report it
         if kind == "parquet":
@@ -345,16 +345,16 @@ def _free_name(name: str, taken: Mapping[str, object]) -> str:
 
 
 def _even(files: Sequence[tuple[Path, int]], most: int) -> list[tuple[Path, int]]:
-    """At most so many of them, evenly spread."""
+    """Return at most `most` of the files, evenly spread."""
     if len(files) <= most:
         return list(files)
     return [files[int((number + 0.5) * len(files) / most)] for number in range(most)]
 
 
 def _sample_of(source: _Files, budget: int) -> _Part:
-    """Read documents of a source until they have `budget` bytes of text, from files that are evenly spread.
+    """Read documents of a source until they have `budget` bytes of text, from files evenly spread.
 
-    The files are read in a random order, the same in every call: those that the budget does not reach are any of them.
+    The files are read in a random order, the same in every call, so those beyond the budget are a random choice.
     """
     documents: list[Document] = []
     left_out: list[LeftOut] = []
@@ -412,7 +412,7 @@ def _bytes(document: Document) -> int:
 
 
 def _of_file(file: Path, size: int, source: SourceConfig, budget: int) -> tuple[list[Document | LeftOut], int]:
-    """Items of a file until the budget is spent, and the bytes that were read of it, unpacked."""
+    """Return items of a file until the budget is spent, and the bytes read of it, unpacked."""
     if source.kind == "jsonl" and can_be_cut(file, source.encoding):
         blocks = max(1, min(16, budget // _BLOCK_BYTES)) if size > 2 * _BLOCK_BYTES else 1
         length = min(size, _BLOCK_BYTES)
@@ -431,15 +431,15 @@ def _of_file(file: Path, size: int, source: SourceConfig, budget: int) -> tuple[
 
 
 def token_facts(texts: Sequence[str], entries: int, given: str | None = None) -> TokenFacts:
-    """Train a tokenizer on nine tenths of each text, and measure it on the last.
+    """Train a tokenizer on the first nine tenths of each text, and measure it on the rest.
 
     Args:
         texts: a sample.
-        entries: of the vocabulary; a small sample gives fewer.
-        given: file or folder of a tokenizer that is measured instead of a trained one.
+        entries: size of the vocabulary; a small sample gives fewer.
+        given: file or folder of a tokenizer to measure instead of training one.
 
     Raises:
-        DataError: that one cannot be read or used.
+        DataError: the given tokenizer cannot be read or used.
     """
     step = max(1, -(-sum(map(len, texts)) // _TOKENISED))
     texts = texts[::step]
@@ -452,7 +452,7 @@ def token_facts(texts: Sequence[str], entries: int, given: str | None = None) ->
     seconds = max(1e-9, time.process_time() - began)  # of all threads
     frequencies = Counter(id for ids in encoded for id in ids)
     counts = Counter(id for ids in encode_documents(tokenizer, held_out) for id in ids)
-    total = frequencies.total() + tokenizer.get_vocab_size()  # each id once more than it occurs
+    total = frequencies.total() + tokenizer.get_vocab_size()  # each id counts once more than it occurs
     loss = sum(n * math.log(total / (frequencies[id] + 1)) for id, n in counts.items()) / max(1, counts.total())
     size = sum(len(text.encode("utf-8", "replace")) for text in held_out)
     read = sum(len(text.encode("utf-8", "replace")) for text in seen)
@@ -460,7 +460,7 @@ def token_facts(texts: Sequence[str], entries: int, given: str | None = None) ->
 
 
 def scripts_of(texts: Sequence[str]) -> dict[str, float]:
-    """Share of the letters by script, as Unicode names them: {'Latin': 0.97, 'Cyrillic': 0.03}."""
+    """Return the share of the letters by script, by Unicode's names: {'Latin': 0.97, 'Cyrillic': 0.03}."""
     counts: Counter[str] = Counter()
     each = max(1000, _SCRIPT_CHARACTERS // max(1, len(texts)))
     for text in texts:

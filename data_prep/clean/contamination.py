@@ -141,7 +141,7 @@ def evaluations_of(config: PrepareConfig) -> Evaluations | None:
     """Return the evaluation sets of a spec, read once per process; None without any.
 
     Raises:
-        DataError: a set cannot be read whole, or has no text with words.
+        DataError: a set cannot be read whole, or lacks a text with words.
     """
     wanted = (config.decontaminate, config.overlap_words, config.max_characters)
     if not _kept or _kept[0][0] != wanted:

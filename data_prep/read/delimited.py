@@ -1,7 +1,7 @@
-"""CSV, and TSV without quotes, cell by cell as text: 007 stays 007, and NA a word.
+"""CSV, and TSV without quotes, cell by cell as text: 007 stays 007, and NA stays a word.
 
-Read with the standard library: pandas shifts the cells of a row that has more of them than the header names, and drops
-the rest, silently. A file cannot be cut, because a cell may hold newlines.
+Read with the standard library: pandas silently shifts the cells of a row with more cells than the header, and drops the
+rest. A file cannot be cut, because a cell may hold newlines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from data_prep.read.items import Columns, LeftOut, Row, Span, decoded_as, no_col
 from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.data.unpacked import open_unpacked
 
-_CELL_CHARACTERS = 1 << 28  # a quote that is never closed would otherwise take the rest of a file into memory
+_CELL_CHARACTERS = 1 << 28  # else an unclosed quote would read the rest of a file into memory
 _DELIMITERS = (";", "\t", "|")
 _NAMES = {"\t": "\\t"}
 
@@ -35,7 +35,7 @@ def read_csv(span: Span, source: RowSourceConfig, columns: Columns, max_characte
     csv.field_size_limit(_CELL_CHARACTERS)
     quotes, altered = source.kind != "tsv", None
     delimiter = source.delimiter or ("," if quotes else "\t")
-    codec, errors = "utf-8-sig", "surrogateescape"  # a damaged byte costs its row alone
+    codec, errors = "utf-8-sig", "surrogateescape"  # a damaged byte loses only its row
     if source.encoding != UTF_8 and (found := _codec(span.file, source.encoding)) != UTF_8:
         altered, codec, errors = decoded_as(found), found, "strict"
     with open_unpacked(span.file) as content:
@@ -67,7 +67,7 @@ class _Lines:
 
 
 def _rows(lines: _Lines, delimiter: str, quotes: bool) -> Iterator[list[str]]:
-    """Rows that are not blank. Raises csv.Error where the file ends within a quoted cell."""
+    """Yield the rows that are not blank. Raises csv.Error if the file ends within a quoted cell."""
     last: tuple[list[str], list[str]] | None = None
     quoting = csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
     for cells in csv.reader(lines, delimiter=delimiter, quoting=quoting):
@@ -85,7 +85,7 @@ def _require_closed(row: list[str], delimiter: str) -> None:
     try:
         deque(csv.reader(row, delimiter=delimiter, strict=True), maxlen=0)
     except csv.Error as error:
-        if "unexpected end" in str(error):  # strict has other complaints, which the usual reader takes as pandas does
+        if "unexpected end" in str(error):  # ignore other complaints of strict, as pandas does
             raise
 
 
@@ -93,7 +93,7 @@ def _row(id: str, cells: list[str], head: list[str], columns: Columns, altered: 
     if len(cells) > len(head):
         detail = f"{len(cells)} cells in a row, the header names {len(head)}; quote cells that hold the delimiter"
         return LeftOut(id, "not_csv", detail)
-    row = dict(zip(reversed(head[: len(cells)]), reversed(cells), strict=True))  # of columns of one name, the first
+    row = dict(zip(reversed(head[: len(cells)]), reversed(cells), strict=True))  # the first of equal names
     for text in (value_of(row, column) for column in columns.required):
         if (
             text
@@ -105,7 +105,7 @@ def _row(id: str, cells: list[str], head: list[str], columns: Columns, altered: 
 
 
 def _hint(head: list[str], delimiter: str) -> str:
-    """Which other delimiter the header seems to have."""
+    """Suggest the delimiter that the header seems to have."""
     found = [each for each in (*_DELIMITERS, ",") if each != delimiter and any(each in name for name in head)]
     if len(head) > 1 or not found:
         return ""
@@ -114,7 +114,7 @@ def _hint(head: list[str], delimiter: str) -> str:
 
 
 def _codec(file: Path, encoding: str) -> str:
-    """Python's name of a file's encoding, which takes the byte order mark off; UTF-8 where there is no guess."""
+    """Return Python's name of a file's encoding, which also removes a byte order mark; UTF-8 without a guess."""
     with open_unpacked(file) as content:
         begin = beginning(content)
     found = (guess(begin) or UTF_8) if encoding == AUTO else codec_of(encoding, begin)

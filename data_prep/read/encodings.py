@@ -1,9 +1,9 @@
 """Guess the encoding of text that is not UTF-8, or refuse to guess.
 
-Any bytes at all are some text in Windows-1252, so that text of other encodings, binary files and damaged UTF-8 must be
-told by their bytes: text of the western languages is mostly ASCII, has no control characters, its other bytes do not
-form the sequences of UTF-8, and its letters in each line belong to one language. Polish as Windows-1252
-has "³" within words, Czech "ì" next to "ø", Turkish "ð" next to "ç".
+Any bytes are valid text in Windows-1252, so text of other encodings, binary files and damaged UTF-8 must be recognised
+by their bytes: text of the western languages is mostly ASCII and lacks control characters, its other bytes do not form
+the sequences of UTF-8, and its letters in each line belong to one language. Polish as Windows-1252 has "³" within
+words, Czech "ì" next to "ø", Turkish "ð" next to "ç".
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ AUTO = "auto"
 _UTF_16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _CONTROLS = np.array([byte < 32 and chr(byte) not in "\t\n\r\f\x1b" for byte in range(256)])
 SURE = 4  # characters
-_BEGINNING = 1 << 20  # bytes that tell whether a file is UTF-8
+_BEGINNING = 1 << 20  # bytes checked to see whether a file is UTF-8
 _LOOKED_AT = 1 << 26  # bytes of a file
 _GUESSED_AT = 1 << 16  # bytes that are not UTF-8, for a library that tries every encoding
 _UNDEFINED = (0x81, 0x8D, 0x8F, 0x90, 0x9D)  # in Windows-1252
-_MOST_OTHER = 0.3  # share of bytes beyond ASCII; of western text they are at most a tenth, of Cyrillic the most
-_SAMPLE = 1 << 20  # bytes of lines beyond ASCII whose letters are looked at
+_MOST_OTHER = 0.3  # share of bytes beyond ASCII; western text has at most a tenth, Cyrillic text mostly such bytes
+_SAMPLE = 1 << 20  # bytes of lines beyond ASCII whose letters are checked
 _MOST_STRANGE = 0.1  # share of strange letters in a western line, and ...
-_MOST_STRANGE_LINES = 0.05  # ... of strange lines in a text; of the western texts looked at, none had one
+_MOST_STRANGE_LINES = 0.05  # ... of strange lines in a text; no western text in our sample had one
 # letters beyond ASCII of the western languages, and those that their texts borrow
 _ALPHABETS = (
     "àâæçéèêëîïôœùûüÿ",  # French
@@ -55,7 +55,7 @@ _BETWEEN = re.compile(  # signs that western text does not have within words
 )
 _RUNS = re.compile(r"[^\W\d_\x00-\x7f]{3,}")
 _CAPITALS = re.compile(r"(?<=[a-z])[À-ÖØ-ÞŠŒŽŸ]")
-_ZEROS = 0.4  # share of zero bytes in every second place from which text without a mark is UTF-16
+_ZEROS = 0.4  # share of zero bytes at every second position above which text without a mark is UTF-16
 
 
 def guess(raw: bytes) -> str | None:
@@ -84,7 +84,7 @@ def beginning(content: BinaryIO) -> bytes:
 
 
 def _unmarked_utf_16(raw: bytes) -> str | None:
-    """Text of the western languages has a zero in every second byte."""
+    """Detect UTF-16 without a mark: text of the western languages has a zero in every second byte."""
     even, odd = (raw[parity::2].count(0) / max(1, len(raw) // 2) for parity in (0, 1))
     if len(raw) % 2 == 0 and max(even, odd) >= _ZEROS and min(even, odd) < 0.01:
         return "utf-16-le" if odd > even else "utf-16-be"
@@ -98,7 +98,7 @@ def _has_western_letters(sample: bytes) -> bool:
 
 
 def _strangeness(line: str) -> float:
-    """The share of characters beyond ASCII that no western language has there."""
+    """Return the share of characters beyond ASCII that no western language has there."""
     beyond = [char for char in line.lower() if char > "\x7f"]
     letters = Counter(char for char in beyond if char.isalpha() and char not in _SIGNS)
     others = min(sum(count for char, count in letters.items() if char not in alphabet) for alphabet in _ALPHABETS)
@@ -151,17 +151,17 @@ def has_utf_16_mark(begin: bytes) -> bool:
 
 
 def codec_of(encoding: str, begin: bytes) -> str:
-    """Python's name of an encoding; UTF-16 without a byte order mark is little-endian, as Windows writes it."""
+    """Return Python's name of an encoding; UTF-16 without a byte order mark is little-endian, as Windows writes it."""
     if encoding == "utf-16":
         return _UTF_16.get(begin[:2], "utf-16-le")
     return encoding
 
 
 def is_ascii_based(encoding: str) -> bool:
-    """Whether bytes below 128 are ASCII characters in it, so that lines are found before they are decoded."""
+    """Return True if bytes below 128 are ASCII characters, so that lines are found before decoding."""
     return encoding == AUTO or "{}\n".encode(encoding) == b"{}\n"
 
 
 def family(codec: str) -> str:
-    """As the configuration and the report call it."""
+    """Return an encoding's name in the configuration and the report."""
     return "utf-16" if codec.startswith("utf-16") else codec

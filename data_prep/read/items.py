@@ -1,4 +1,4 @@
-"""Items that the readers of all kinds of files share: rows, the documents made of them, and what is left out."""
+"""Items that all readers share: rows, documents, and items that are left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Row(NamedTuple):
     """A row of any format.
 
     Attributes:
-        id: its file, with the line, row or byte where a file holds several.
+        id: its file, with the line, row or byte if a file holds several.
         fields: the values of its columns, unchanged.
         altered: the change made on reading, as the report counts it; None without one.
     """
@@ -32,11 +32,11 @@ class Row(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns that are read of a source.
+    """The columns to read from a source.
 
     Attributes:
         required: a file without one of them is left out.
-        optional: read where they are.
+        optional: read if present.
         unique: refuse a header or an object that has one of `required` twice; else the first counts, or the last.
     """
 
@@ -45,7 +45,7 @@ class Columns(NamedTuple):
     unique: bool = False
 
     def lacking(self, names: Sequence[str]) -> str | None:
-        """What is wrong with the columns of a file; None where all is well."""
+        """Describe a missing or repeated column of a file; None if there is none."""
         for column in self.required:
             if column not in names and column.split(".")[0] not in names:
                 return f"no column {column!r} among {shorten(', '.join(map(repr, names)) or 'none', _LETTERS)}"
@@ -59,10 +59,10 @@ class Document:
     """One text.
 
     Attributes:
-        id, altered: as those of a row.
+        id, altered: see `Row`.
         text: unchanged.
         fields: values of its source's fields, unchanged; see clean/fields.py.
-        words: of a segmenter, if its source names them; see words.py.
+        words: a segmenter's words, if the source names a column; see words.py.
     """
 
     id: str
@@ -80,9 +80,9 @@ class Span:
         source: its key under `sources`.
         path: the file; None without one (the topics of the standard library, a hub dataset).
         begin, end: bytes of a JSONL file, row groups of a Parquet file, number and count of a hub dataset's part; end
-            None is the end of the file.
+            None: the end of the file.
         size: bytes to be read, an estimate.
-        state: size and time of the whole file in bytes and nanoseconds, to notice a change; None without a file.
+        state: size and time of the whole file in bytes and nanoseconds, to detect a change; None without a file.
     """
 
     source: str
@@ -100,14 +100,14 @@ class Span:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Something that should have been a document, or a document that is not to be written.
+    """An item that could not become a document, or a document that is not written.
 
     Attributes:
         id: as Document.id.
         reason: one of a few words, counted in the report.
         detail: the fault, with value and place.
-        damaged: whether something is wrong with it; else it is only not wanted, and `on_error` does not ask for it.
-        rest: whether it is the rest of a file, or of the part of one that is read, and not one document.
+        damaged: True if it is faulty; otherwise it is only unwanted, and `on_error` does not apply.
+        rest: True if it is the rest of a file or span, and not one document.
     """
 
     id: str
@@ -118,23 +118,23 @@ class LeftOut:
 
 
 def unreadable(id: str, error: Exception) -> LeftOut:
-    """A file, or the rest of one, that cannot be read."""
+    """Return an item for a file, or the rest of one, that cannot be read."""
     words = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
     return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})", rest=True)
 
 
 def no_column(id: str, problem: str) -> LeftOut:
-    """A file without a column that is required."""
+    """Return an item for a file without a required column."""
     return LeftOut(id, "no_text", problem, rest=True)
 
 
 def no_lines(file: Path) -> LeftOut:
-    """A file without a single document."""
+    """Return an item for a file without a single document."""
     return LeftOut(str(file), "empty", "a file without any document")
 
 
 class Decoded(NamedTuple):
-    """Text, and the change made on decoding, if any."""
+    """Decoded text, and the change made on decoding, if any."""
 
     text: str
     altered: str | None = None
@@ -146,9 +146,9 @@ def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8, in_utf_8
     Args:
         id: of the row.
         raw: its bytes.
-        offset: where they begin in the file.
+        offset: of the bytes in the file.
         encoding: as `SourceConfig.encoding`; a named one applies to bytes that are not UTF-8.
-        in_utf_8: their file surely is UTF-8; then one character suffices.
+        in_utf_8: True if the file surely is UTF-8; then one character is enough evidence.
     """
     codec = (guess(raw) or UTF_8) if encoding == AUTO else codec_of(encoding, raw)
     if codec != UTF_8 and encoding != AUTO and is_ascii_based(encoding):
@@ -172,7 +172,7 @@ def decoded_as(codec: str) -> str:
 
 
 def take_text(row: Row, source: SourceConfig) -> Document | LeftOut:
-    """The text of a row, and its fields, by the columns that a source names."""
+    """Return the text of a row and its fields, by the columns of a source."""
     text_field = text_field_of(source)
     text = value_of(row.fields, text_field)
     if text is None and (problem := lacking_field(row.fields, text_field)) is not None:
@@ -199,14 +199,14 @@ def take_text(row: Row, source: SourceConfig) -> Document | LeftOut:
 
 
 def lacking_field(fields: Mapping[str, Any], column: str) -> str | None:
-    """What to say of a row that lacks a column; None where it has it, or the beginning of the way to it."""
+    """Describe a missing column of a row; None if it exists, or at least its first part."""
     if column in fields or column.split(".")[0] in fields:
         return None
     return f"no field {column!r} among {shorten(', '.join(map(repr, fields)) or 'none', _LETTERS)}"
 
 
 def columns_of(source: SourceConfig) -> Columns:
-    """The columns that documents are made of."""
+    """Return the columns that the documents of a source need."""
     optional = (*source.fields.values(), *filter(None, [source.words_field]))
     return Columns((text_field_of(source),), optional)
 
@@ -222,7 +222,7 @@ def take_fields(row: Mapping[str, Any], source: SourceConfig) -> dict[str, Any]:
 
 
 def value_of(row: Mapping[str, Any], column: str) -> Any:
-    """The value of a column; a name with dots that is none is a way through objects."""
+    """Return the value of a column; a dotted name that is not a column is a path through objects."""
     value: Any = row
     for key in (column,) if column in row else column.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None

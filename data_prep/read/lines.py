@@ -1,8 +1,8 @@
 """JSONL, plain or compressed, line by line.
 
-Read with the standard library and not with `datasets`, which gives up a whole file at the first bad line, turns text
-that looks like a date into a date, and takes a truncated .zst file for a complete one. A line of a plain file belongs
-to the span in which it begins, so a file can be cut at any byte.
+Read with the standard library instead of `datasets`, which drops a whole file at the first bad line, converts text that
+looks like a date, and accepts a truncated .zst file as complete. A line of a plain file belongs to the span in which it
+begins, so a file can be cut at any byte.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from modernbert_train.core.read_json import open_file, parse_json
 from modernbert_train.data.unpacked import BLOCK_BYTES, as_file, open_unpacked
 
 _ONE_A_LINE = "JSONL has one object a line: jq -c '.[]' FILE > FILE.jsonl makes it of an array"
-_ESCAPED_BYTES = 12  # JSON spells a character with at most so many bytes, as \ud83d\ude00
-_OTHER_FIELDS_BYTES = 1 << 24  # of a line, for its other fields
+_ESCAPED_BYTES = 12  # maximum bytes of an escaped character in JSON, such as \ud83d\ude00
+_OTHER_FIELDS_BYTES = 1 << 24  # allowance for the other fields of a line
 
 
 def read_jsonl(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
     """Yield the objects of the lines that begin in a span; only a plain file is read from the middle.
 
-    A line that must hold more than `max_characters` is not read into memory. The encoding `auto` is decided line by
-    line, but for UTF-16, which a file's byte order mark tells. Offsets of such a file count its text in UTF-8.
+    A longer line than `max_characters` allows is not read into memory. The encoding `auto` is decided line by line,
+    except UTF-16, which a file's byte order mark shows. Offsets in such a file count its text in UTF-8.
     """
     longest = _ESCAPED_BYTES * max_characters + _OTHER_FIELDS_BYTES
     file, begin, end = span.file, span.begin, span.end
@@ -61,7 +61,7 @@ def sample_lines(
 ) -> tuple[list[Row | LeftOut], int]:
     """Read the whole lines within some bytes of a plain file; return their objects and their size.
 
-    A line that is longer is left out, as is the one that the first byte lies in.
+    Longer lines are left out, and so is the line that contains the first byte.
     """
     in_utf_8 = is_utf_8_file(file, source.encoding)
     with open_file(file) as content:
@@ -115,7 +115,7 @@ def _parse_line(
 
 
 def can_be_cut(file: Path, encoding: str) -> bool:
-    """Whether lines of a file are found from any byte of it: it is plain, and not UTF-16."""
+    """Return True if lines of a file can be found from any byte: it is plain, and not UTF-16."""
     if file.suffix in PACKED or not is_ascii_based(encoding):
         return False
     with open_file(file) as content:
@@ -123,8 +123,9 @@ def can_be_cut(file: Path, encoding: str) -> bool:
 
 
 def _whole(content: BinaryIO, encoding: str) -> str | None:
-    """Python's name of the UTF-16 that content is in, if it is, or of another encoding whose lines are not found
-    before it is decoded; nothing is read of it."""
+    """Return Python's name of an encoding that must be decoded before lines are found, such as UTF-16; else None.
+
+    Only peeks into the content."""
     if encoding not in (AUTO, "utf-16"):
         return None if is_ascii_based(encoding) else encoding
     begin = content.peek(2)[:2]  # type: ignore[attr-defined]
@@ -132,7 +133,7 @@ def _whole(content: BinaryIO, encoding: str) -> str | None:
 
 
 def _recoded(content: BinaryIO, codec: str) -> Iterator[bytes]:
-    """Content of another encoding as UTF-8. Raises UnicodeDecodeError, a ValueError, where it is not of it."""
+    """Yield content of another encoding as UTF-8. Raises UnicodeDecodeError, a ValueError, for other content."""
     decoder = codecs.getincrementaldecoder(codec)()
     while block := content.read(BLOCK_BYTES):
         yield decoder.decode(block).encode(UTF_8)

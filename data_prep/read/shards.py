@@ -1,7 +1,7 @@
-"""Text in MDS shards, as Streaming and llm-foundry write it; a shard says itself which columns it has.
+"""Text in MDS shards, as Streaming and llm-foundry write it; a shard describes its columns itself.
 
-Only the columns of the text and of the fields are decoded, and of the latter only plain ones, so that nothing runs that
-whoever wrote the shards has put beside them.
+Only the columns of the text and of the fields are decoded, and fields only in plain types, so no code in an untrusted
+shard can run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBERS = {"int": np.dtype(np.int64)} | {
 
 
 def without_unpacked(files: list[Path]) -> list[Path]:
-    """Shards, of each once: not the plain form of one that lies compressed beside it."""
+    """Return each shard once: without plain files that also exist compressed in the same folder."""
     packed = {file.with_suffix("") for file in files if file.suffix != ".mds"}
     return [file for file in files if file not in packed]
 
@@ -42,14 +42,14 @@ def read_mds(span: Span, source: RowSourceConfig, columns: Columns, max_characte
         return
     place = ColumnPlace(header, text)
     wanted = {c for column in columns.optional for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
-    beside = {column: ColumnPlace(header, column) for column in wanted}
+    others = {column: ColumnPlace(header, column) for column in wanted}
     for number in range(1, len(shard.offsets)):
         sample = shard.sample(number - 1)
         decoded = decode(f"{span.path}:{number}", bytes(place.value(sample)))
         if isinstance(decoded, LeftOut):
             yield decoded
             continue
-        row = {column: _plain(each.encoding, bytes(each.value(sample))) for column, each in beside.items()}
+        row = {column: _plain(each.encoding, bytes(each.value(sample))) for column, each in others.items()}
         yield Row(f"{span.path}:{number}", row | {text: decoded.text}, decoded.altered)
 
 

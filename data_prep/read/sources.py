@@ -1,7 +1,7 @@
-"""Sources of text: which files they are, and one reader for each kind.
+"""Sources of text: their files, and one reader for each kind.
 
-Every reader yields its documents in a fixed order, and unreadable ones as `LeftOut`; nothing here decides what
-happens to a document. A file can be read in spans, so that a large one is work for many.
+Every reader yields its documents in a fixed order, and unreadable ones as `LeftOut`; later steps decide about each
+document. A file can be read in spans, so that several processes can share a large one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from modernbert_train.errors import ConfigError, DataError
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
 _MAGIC = "*?[{"
-_TEXT = "text"  # the one column of files of text
+_TEXT = "text"  # the only column of text files
 _BRACES = re.compile(r"\{([^{}]*)\}")
 NO_END, HIDDEN = "without an ending", "hidden"
 TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".mds": "mds"}
@@ -40,7 +40,7 @@ _UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
 
 
 def source_files(name: str, source: RowSourceConfig) -> list[Path]:
-    """The files of a source, sorted by path; none for a dataset that only the hub knows.
+    """Return the files of a source, sorted by path; empty for a dataset on the hub.
 
     Args:
         name: its key under `sources`, for messages.
@@ -48,11 +48,11 @@ def source_files(name: str, source: RowSourceConfig) -> list[Path]:
 
     Raises:
         ConfigError: the glob is not a pattern.
-        DataError: the path does not exist, a folder of it cannot be read, or it holds no matching file.
+        DataError: the path does not exist, one of its folders cannot be read, or it holds no matching file.
     """
     if source.kind == "python_stdlib":
         return _stdlib_files()
-    assert source.path is not None  # config.prepare.prepare_problems asks for it
+    assert source.path is not None  # checked by prepare_problems
     path = Path(source.path)
     if source.kind == "hub":
         return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else []
@@ -87,13 +87,13 @@ def source_files(name: str, source: RowSourceConfig) -> list[Path]:
 
 
 def _is_packed_table(file: Path, patterns: Iterable[str]) -> bool:
-    """True if only the .gz at the end of a name like a.jsonl.gz made it match: it is no text."""
+    """Return True if only the .gz at the end of a name like a.jsonl.gz made it match: it is not text."""
     end = ending(file)
     return file.suffix in PACKED and end in TABLES and not any(end in pattern for pattern in patterns)
 
 
 def _alternatives(pattern: str) -> Iterator[str]:
-    """The patterns that {a,b} in one means."""
+    """Yield the patterns that one with {a,b} stands for."""
     found = _BRACES.search(pattern)
     if found is None:
         yield pattern
@@ -103,9 +103,9 @@ def _alternatives(pattern: str) -> Iterator[str]:
 
 
 def passed_over(config: DatasetConfig) -> dict[str, dict[str, int]]:
-    """By source that is a folder, how many files in it no source takes, by the end of their names, and hidden ones.
+    """For each source that is a folder, count the files in it that no source reads, by the end of their names.
 
-    Folders of shards hold other files too, and a dataset of the hub has a layout.
+    Folders of shards are skipped, since they hold other files too, and datasets of the hub.
     """
     every = [*config.sources.items(), *config.evaluation_sets.items()]
     taken = {os.path.abspath(file) for name, source in every for file in source_files(name, source)}
@@ -118,7 +118,7 @@ def passed_over(config: DatasetConfig) -> dict[str, dict[str, int]]:
 
 
 def passed_over_lines(found: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """The same for a person."""
+    """Describe the result of `passed_over` for the user."""
     for name, endings in found.items():
         yield (
             f"sources.{name}: {sum(endings.values()):,} files of its folder are not read: {_shown(endings)}. To read "
@@ -131,7 +131,7 @@ def _endings(root: Path, taken: Collection[str]) -> Counter[str]:
 
 
 def files_below(root: Path, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[Path, str]]:
-    """Yield every file below a folder with the end of its name, or with what keeps it from being read.
+    """Yield every file below a folder with the end of its name, or with the reason why it cannot be read.
 
     A hidden folder counts as one file; links to folders are not followed.
 
@@ -162,7 +162,7 @@ def _shown(endings: Mapping[str, int]) -> str:
 
 
 def _pattern_problem(pattern: str) -> str | None:
-    """Say why this is no pattern; Path.glob's answer depends on the version of Python."""
+    """Describe why this is not a pattern; Path.glob's answer depends on the version of Python."""
     parts = PurePosixPath(pattern).parts
     if not parts:
         return "it names no file"
@@ -180,7 +180,7 @@ def _matching(folder: Path, parts: tuple[str, ...], root: Path) -> Iterator[Path
     only a part that begins with a dot. Links out of `root`, pipes and devices do not match.
 
     Raises:
-        DataError: a folder on the way cannot be read. Path.glob would pass over it.
+        DataError: a folder on the way cannot be read. Path.glob would skip it.
     """
     part, rest = parts[0], parts[1:]
     if part == "..":
@@ -206,7 +206,7 @@ def _matching(folder: Path, parts: tuple[str, ...], root: Path) -> Iterator[Path
 
 
 def file_state(path: Path) -> tuple[int, int]:
-    """Size in bytes and time of change in nanoseconds; (-1, 0) of a dangling link, which reading will report."""
+    """Return size in bytes and time of change in nanoseconds; (-1, 0) for a dangling link, reported on reading."""
     with suppress(OSError):
         stat = path.stat()
         return stat.st_size, stat.st_mtime_ns
@@ -214,7 +214,7 @@ def file_state(path: Path) -> tuple[int, int]:
 
 
 def whole_spans(name: str, source: RowSourceConfig) -> Iterator[Span]:
-    """The spans of a source when no file is cut, in the order in which they are read.
+    """Yield the spans of a source when no file is cut, in the order of reading.
 
     Raises:
         ConfigError, DataError: as `source_files`, and as `tables.hub_shards`.
@@ -244,7 +244,7 @@ def read_rows(span: Span, source: RowSourceConfig, columns: Columns, max_charact
     Args:
         span: of `source`.
         source: its configuration.
-        columns: that are wanted of each row.
+        columns: columns to read.
         max_characters: a longer text is not read into memory.
 
     Raises:
@@ -257,7 +257,7 @@ def read_rows(span: Span, source: RowSourceConfig, columns: Columns, max_charact
             yield item
     except DataError:
         raise
-    except Exception as error:  # of disks, codecs and decompressors; the rest of the span is lost with it
+    except Exception as error:  # from disks, codecs and decompressors; the rest of the span is lost
         yield unreadable(place, error)
 
 
@@ -273,14 +273,14 @@ def _rows(span: Span, source: RowSourceConfig, columns: Columns, max_characters:
 
 
 def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    """Yield a whole source in a fixed order: sorted files, and within a file as they stand. Raises as its parts."""
+    """Yield a whole source in a fixed order: sorted files, and within a file in its order. Raises as its parts."""
     for span in whole_spans(name, source):
         yield from read_span(span, source, max_characters)
 
 
 def _stdlib_files() -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
-    topics = root / "pydoc_data" / "topics.py"  # its topics are documents too
+    topics = root / "pydoc_data" / "topics.py"  # its topics are separate documents
     return sorted(
         file for file in root.rglob("*.py") if not _NOT_STDLIB & set(file.relative_to(root).parts) and file != topics
     )
@@ -295,14 +295,14 @@ def _read_text(span: Span, source: RowSourceConfig, columns: Columns, max_charac
         size = len(raw)
     if size > most:
         yield LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
-    elif source.encoding == UTF_8 and b"\0" in raw:  # before decoding, because UTF-16 is both and this says it better
+    elif source.encoding == UTF_8 and b"\0" in raw:  # before decoding, for a better message about UTF-16
         yield LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
     else:
         decoded = decode(id, raw, encoding=source.encoding)
         yield decoded if isinstance(decoded, LeftOut) else Row(id, {_TEXT: decoded.text}, decoded.altered)
 
 
-# kind -> its reader of a file, or of a part of one; others are text
+# kind -> reader of a file, or of a part of one; other kinds are text
 _READERS: dict[str, Callable[[Span, RowSourceConfig, Columns, int], Iterator[Row | LeftOut]]] = {
     "jsonl": read_jsonl,
     "parquet": read_parquet,

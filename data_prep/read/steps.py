@@ -1,8 +1,8 @@
 """The two readers of a task, as steps of a datatrove pipeline.
 
-`Survey` reads everything once, decides about every document and writes the decisions down, a byte each. `Replay` reads
-again and only looks them up, so that a language model or a quality filter runs once however many stages follow. No
-text is kept in between.
+`Survey` reads everything once, decides about every document and writes the decisions, one byte each. `Replay` reads
+again and looks them up, so that a language model or a quality filter runs only once, for any number of later stages. No
+text is stored in between.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Step(PipelineStep, Generic[Config]):
     """A step of a stage's pipeline, by its name in datatrove's logs.
 
     Args:
-        work: where the tasks leave what the next stage needs.
+        work: folder through which stages pass their results.
         config: the spec.
-        stage: name of the stage, under which a tally is kept.
+        stage: name of the stage, also of its tally.
     """
 
     def __init__(self, work: Work, config: Config, stage: str) -> None:
@@ -50,7 +50,7 @@ class Step(PipelineStep, Generic[Config]):
         self._stage = stage
 
     def _leave(self, tally: Tally, rank: int, started: float) -> None:
-        """Write the tally of a task that began at a time."""
+        """Write the tally of a task, which started at a time."""
         tally.seconds[self._stage] = time.monotonic() - started
         path = self._work.tally(self._stage, rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ class _Reader(Step[PrepareConfig]):
     type = "reader"
 
     def _items(self, rank: int, tally: Tally | None = None) -> Iterator[tuple[str, Document | LeftOut]]:
-        """Everything that stands in the spans of a task, with the name of its source; counts bytes in a tally."""
+        """Yield every item in the spans of a task, with the name of its source; count bytes in a tally."""
         for span in self._work.spans(rank):
             counts = SourceTally() if tally is None else tally.source(span.source)
             counts.input_bytes["all"] += span.size
@@ -72,12 +72,12 @@ class _Reader(Step[PrepareConfig]):
 
 
 class Survey(_Reader):
-    """Reads a task's part of the corpus, cleans and filters it, and yields the documents that are kept."""
+    """Step that reads a task's part of the corpus, cleans and filters it, and yields the kept documents."""
 
     name = "survey"
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        """Yield what is kept; when it is exhausted, the decisions and the tally are written."""
+        """Yield the kept documents; after the last, write the decisions and the tally."""
         started = time.monotonic()
         screen, evaluations = make_screen(self._config.filters), evaluations_of(self._config)
         tally, codes, splits = Tally(), bytearray(), splits_of(self._config)
@@ -104,15 +104,15 @@ class Survey(_Reader):
 
 
 class Replay(_Reader):
-    """Yields again what `Survey` kept, in the same order."""
+    """Step that yields the documents that `Survey` kept, in the same order."""
 
     name = "replay"
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> DocumentsPipeline:
-        """Yield what is kept.
+        """Yield the kept documents.
 
         Raises:
-            DataError: the part does not hold what it held at the survey.
+            DataError: the part has changed since the survey.
         """
         screen = make_screen(self._config.filters)
         codes, splits = self._work.codes(rank).read_bytes(), splits_of(self._config)
@@ -130,12 +130,12 @@ class Replay(_Reader):
         if changed or read != len(codes):
             raise DataError(
                 f"task {rank}: {len(codes)} items at the first reading, {read} at another, {changed} of them no longer "
-                "documents. Something writes to the sources; let it end and start again."
+                "documents. Another program writes to the sources; let it finish and start again."
             )
 
 
 def read_tallies(work: Work, stage: str) -> Tally:
-    """What became of the documents of all tasks of a stage."""
+    """Return the summed tally of all tasks of a stage."""
     total = Tally()
     for rank in range(work.tasks):
         total.add(Tally.from_json(json.loads(work.tally(stage, rank).read_text(encoding="utf-8"))))
@@ -143,7 +143,7 @@ def read_tallies(work: Work, stage: str) -> Tally:
 
 
 def _uncontaminated(id: str, kept: Kept, evaluations: Evaluations) -> Kept | LeftOut:
-    """A document, unless it shares words with an evaluation set."""
+    """Return a document, or an item to leave out if it shares words with an evaluation set."""
     shared = evaluations.overlap(kept.text)
     if shared is None:
         return kept

@@ -1,6 +1,6 @@
 """Parquet by pyarrow and datasets of the Hugging Face hub by `datasets`, row by row.
 
-A Parquet file can be cut between its row groups, and a hub dataset where `datasets` itself cuts it.
+A Parquet file can be cut between its row groups, and a hub dataset between its shards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modernbert_train.errors import DataError
 
 
 def parquet_groups(file: Path) -> list[int]:
-    """Bytes of each row group, decompressed; empty when the file is damaged, which reading will report."""
+    """Return the bytes of each row group, decompressed; empty for a damaged file, which reading will report."""
     import pyarrow.parquet
 
     with suppress(OSError, ValueError):  # pyarrow's own errors are both
@@ -29,7 +29,7 @@ def parquet_groups(file: Path) -> list[int]:
 
 
 def parquet_columns(file: Path) -> list[str]:
-    """Names of a file's columns; raises OSError or ValueError where it is damaged."""
+    """Return the names of a file's columns; raises OSError or ValueError if it is damaged."""
     import pyarrow.parquet
 
     return list(pyarrow.parquet.read_schema(file).names)
@@ -51,12 +51,12 @@ def read_parquet(span: Span, source: RowSourceConfig, columns: Columns, max_char
 
 
 def hub_shards(name: str, source: RowSourceConfig) -> int:
-    """How many parts `datasets` cuts a dataset into.
+    """Return the number of parts into which `datasets` cuts a dataset.
 
     Raises:
         DataError: it cannot be opened.
     """
-    with _told(name, source):
+    with _errors_of(name, source):
         return int(_hub_rows(source).num_shards)
 
 
@@ -64,12 +64,12 @@ def read_hub(span: Span, source: RowSourceConfig) -> Iterator[Row]:
     """Yield the rows of one part of a hub dataset.
 
     Raises:
-        DataError: at any row that cannot be read, under any `on_error`: a network that fails must not look like
-            the end of the data.
+        DataError: a row cannot be read, regardless of `on_error`: a network failure must not look like the end of the
+            data.
     """
     shard, shards = span.begin, span.end or 1
     place = f"{source.path}/{source.split or 'train'}" + (f" part {shard + 1} of {shards}" if shards > 1 else "")
-    with _told(span.source, source):
+    with _errors_of(span.source, source):
         rows = _hub_rows(source)
         if shards > 1:
             rows = rows.shard(num_shards=shards, index=shard)
@@ -81,6 +81,6 @@ def _hub_rows(source: RowSourceConfig) -> Any:
     return open_dataset(str(source.path), source.subset, source.split or "train", streaming=True)
 
 
-def _told(name: str, source: RowSourceConfig) -> AbstractContextManager[None]:
+def _errors_of(name: str, source: RowSourceConfig) -> AbstractContextManager[None]:
     what = f"sources.{name}.path={source.path}: split {source.split or 'train'} cannot be read to its end"
     return anything_as(DataError, what, "Correct path, subset and split, or try again.")

@@ -1,6 +1,6 @@
-"""Words that a segmenter found in a text: whether they are its own, and which tokens continue one.
+"""A segmenter's words of a text: check that they spell it, and find the tokens that continue one.
 
-White space, between words or within, is not compared: segmenters drop it, keep it, or make it words.
+White space, between words or within, is not compared: segmenters drop it, keep it, or turn it into words.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SHOWN = 20  # characters of a text in an error
 
 
 def words_of(value: Any) -> Words | None:
-    """A row's words out of a list, or out of a text with white space between them; None where it is neither."""
+    """Return a row's words, from a list or from a text with white space between them; None if it is neither."""
     if isinstance(value, str):
         return value.split()
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
@@ -24,7 +24,7 @@ def words_of(value: Any) -> Words | None:
 
 
 def differs(words: Words, text: str) -> str | None:
-    """Where words do not spell a text, in words; None where they do."""
+    """Describe where words do not spell a text; None if they do."""
     there, here = "".join(words), _bare(text)
     if there == here:
         return None
@@ -33,25 +33,25 @@ def differs(words: Words, text: str) -> str | None:
 
 
 def inside_words(words: Words, text: str, offsets_T2: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Which tokens continue a word that a token before them began.
+    """Find the tokens that continue a word of an earlier token.
 
-    A token that holds the end of one word and the beginning of another joins the two. White space before a character
-    belongs to it.
+    A token with the end of one word and the beginning of another joins the two. White space before a character belongs
+    to that character.
 
     Args:
-        words: they spell the text.
-        text: what was tokenised.
+        words: they must spell the text.
+        text: the tokenised text.
         offsets_T2: characters of the text at which each token begins and ends.
 
     Returns:
         1 for each such token, 0 for others.
     """
     is_text = ~np.fromiter(map(str.isspace, text + " "), bool, len(text) + 1)
-    begins = np.zeros(int(is_text.sum()) + 1, bool)  # of the characters that are no white space, and of the end
+    begins = np.zeros(int(is_text.sum()) + 1, bool)  # of the characters other than white space, and of the end
     begins[np.cumsum([0, *map(len, words)])] = True
     starts_T, ends_T = offsets_T2.T
-    number_T = np.cumsum(is_text)[starts_T] - is_text[starts_T]  # of the first such character of each token
-    is_part_T = starts_T < np.concatenate([[0], ends_T])[:-1]  # of a character that several tokens are
+    number_T = np.cumsum(is_text)[starts_T] - is_text[starts_T]  # index of each token's first such character
+    is_part_T = starts_T < np.concatenate([[0], ends_T])[:-1]  # tokens that share a character with the one before
     return (is_part_T | ~begins[number_T]).astype(np.uint8)
 
 

@@ -99,7 +99,7 @@ def num_workers(work: Work, config: ExecutorConfig) -> int:
 
 
 def is_alone(work: Work, config: ExecutorConfig) -> bool:
-    """True if a task may use every core, because no other task runs beside it."""
+    """Return True if a task may use every core, because no other task runs at the same time."""
     return config.name == "local" and config.workers is None and num_workers(work, config) == 1
 
 

@@ -106,7 +106,7 @@ def make_work(folder: Path, config: DatasetConfig, wanted: dict[str, Any]) -> Wo
 
 
 def read_work(folder: Path) -> tuple[Work, dict[str, Any]] | None:
-    """Return the tasks of a folder and their fingerprint; None if there are none, or creating them was interrupted."""
+    """Return the tasks of a folder and their fingerprint; None without tasks, or if creating them was interrupted."""
     try:
         content = json.loads((folder / TASKS).read_text(encoding="utf-8"))
     except FileNotFoundError:

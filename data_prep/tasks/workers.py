@@ -68,7 +68,7 @@ class Workers:
         Args:
             job: has the method `run_task(rank)`, and is pickled: each task gets a copy.
             ranks: numbers of the tasks.
-            what: name of the tasks' work.
+            what: the tasks' work, in one word.
             of_all: number of all tasks, including those done before.
             documents: counter of documents, for the bar.
 

@@ -59,7 +59,7 @@ class WriteShards(Step[PrepareConfig]):
         """Write a task's shards, and then the tally.
 
         Raises:
-            DataError: a text has no tokens and `on_error` is `stop`; the tokenizer makes special tokens from text.
+            DataError: a text gives no tokens and `on_error` is `stop`; the tokenizer makes special tokens from text.
         """
         from modernbert_train.data.shard_writer import ShardWriter  # imports streaming and torch, which takes seconds
 

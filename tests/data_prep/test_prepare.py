@@ -228,7 +228,7 @@ def test_sources_that_change_while_they_are_read(command: Command, corpus: Path,
     monkeypatch.setattr(stages, "save_tokenizer", save_and_change)
     assert command() == DATA
     error = capsys.readouterr().err
-    assert "part2/011.txt: has changed since this began" in error and "Something writes to the sources" in error
+    assert "part2/011.txt: has changed since this began" in error and "Another program writes to the sources" in error
 
 
 def test_existing_tokenizer_is_used(command: Command, tmp_path: Path, capsys: Any) -> None:

@@ -251,8 +251,13 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
     "no such column": ("llm-foundry", lambda folder: None, {"column": "ids"}, "no column 'ids' among tokens"),
     "bytes of no type": ("raw bytes", lambda folder: None, {}, "holds raw bytes of unknown type"),
     "bytes of another type": ("raw bytes", lambda folder: None, {"dtype": "uint16"}, "are the same, which happens if"),
-    "a type that is no type": ("raw bytes", lambda folder: None, {"dtype": "float32"}, "--dtype=float32: not a type of"),
-    "a type too many": ("llm-foundry", lambda folder: None, {"dtype": "int64"}, "has the type ndarray already. Leave it out"),
+    "a type that is no type": (
+        "raw bytes",
+        lambda folder: None,
+        {"dtype": "float32"},
+        "--dtype=float32: not a type of",
+    ),
+    "a type too many": ("llm-foundry", lambda folder: None, {"dtype": "int64"}, "already. Leave it out"),
     "an index that climbs out": (
         "llm-foundry",
         edit_indexes(lambda shard: shard["raw_data"].update(basename="../x")),

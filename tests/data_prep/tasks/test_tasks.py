@@ -242,7 +242,7 @@ def test_slurm_runs_the_stages_as_job_arrays(words: Words, home: Path, tmp_path:
     line = [sys.executable, f"{root}/data_prep/prepare.py", *words("slurm", "task_bytes=50000", *slurm)]
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     first = subprocess.run(line, env=os.environ | {"PATH": path}, capture_output=True, text=True)
-    assert "handed to Slurm" in first.stdout, first.stderr
+    assert "submitted to Slurm" in first.stdout, first.stderr
     second = subprocess.run(line, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert "already complete" in second.stdout, second.stderr + (folder / "sbatch.log").read_text()
     assert files_of(home / "slurm") == files_of(home / "few")
