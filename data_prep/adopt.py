@@ -67,7 +67,7 @@ def adopt(
         DataError: shards are missing, damaged, or of another tokenizer.
         StorageError: a disk or a store fails.
     """
-    from data_prep.adoption.beside import Request, adopt_shards
+    from data_prep.adoption.sidecar import Request, adopt_shards
     from data_prep.adoption.tokenizer_fit import require_usable
 
     require_usable(tokenizer)

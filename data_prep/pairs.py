@@ -28,9 +28,9 @@ from datatrove.data import DocumentsPipeline
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from data_prep.clean.damage import require_little_lost
 from data_prep.clean.documents import TRAIN, VALIDATION, Tally
 from data_prep.clean.fields import as_score
-from data_prep.clean.losses import require_little_lost
 from data_prep.read.items import Columns, LeftOut, Row, lacking_field, value_of
 from data_prep.read.sources import read_rows
 from data_prep.read.steps import Step, read_tallies

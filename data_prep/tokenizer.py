@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.clean.damage import damaged_sources
 from data_prep.clean.documents import Kept, Tally, examine
 from data_prep.clean.filters import make_screen
-from data_prep.clean.losses import losses
 from data_prep.fertility import Spelled, as_json, fertility, fertility_table
 from data_prep.letters import ALPHABETS, letter_tokenizer
 from data_prep.make_tokenizer import (
@@ -187,7 +187,7 @@ def texts_of(config: PrepareConfig) -> Iterator[str]:
                 yield kept.text
             else:
                 tally.leave_out(name, kept, config.on_error)
-    for name, lost, _ in losses(config, tally):
+    for name, lost, _ in damaged_sources(config, tally):
         raise DataError(f"{config.sources[name].path}: {lost} Correct --kind and --text-field, or the files.")
     print(f"{tally.total().dropped.total()} damaged or empty documents left out", file=sys.stderr)
 

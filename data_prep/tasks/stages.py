@@ -22,8 +22,8 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
 from data_prep.clean import duplicates
+from data_prep.clean.damage import require_little_lost
 from data_prep.clean.documents import VALIDATION, require_documents, training_draw
-from data_prep.clean.losses import require_little_lost
 from data_prep.make_tokenizer import adapt_tokenizer, require_size, roles_of_adapted, save_tokenizer, train_tokenizer
 from data_prep.read.steps import SPLIT, Replay, Step, Survey, read_tallies
 from data_prep.report import Fingerprint

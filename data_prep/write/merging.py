@@ -20,8 +20,8 @@ from datatrove.data import DocumentsPipeline
 from numpy.typing import NDArray
 
 from data_prep.clean.contamination import evaluations_of
+from data_prep.clean.damage import require_little_lost
 from data_prep.clean.documents import Tally, require_documents, splits_of
-from data_prep.clean.losses import require_little_lost
 from data_prep.read.sources import passed_over
 from data_prep.read.steps import Step, read_tallies
 from data_prep.report import Fingerprint, write_report

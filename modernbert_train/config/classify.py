@@ -57,7 +57,7 @@ class LabelledConfig(ObjectiveConfig):
         return len(self.labels)
 
     @property
-    def num_told(self) -> int:
+    def prediction_width(self) -> int:
         """Width of the prediction for a text, or for each of its words."""
         return self.num_logits
 
@@ -67,10 +67,10 @@ class LabelledConfig(ObjectiveConfig):
         raise NotImplementedError
 
     @property
-    def told_classes(self) -> tuple[str, ...]:
+    def label_scheme(self) -> tuple[str, ...]:
         return (self.task_kind, *self.labels)
 
-    tells: ClassVar[Literal["texts", "words", "tokens"]] = "texts"
+    label_unit: ClassVar[Literal["texts", "words", "tokens"]] = "texts"
     """The unit of a label: each text, its labelled words, or each token of a document, special ones too."""
 
     pools: ClassVar[bool] = False
@@ -126,8 +126,8 @@ class ClassifyConfig(LabelledConfig):
         return self.kind
 
     @property
-    def told_classes(self) -> tuple[str, ...]:
-        return (self.kind,) if self.kind == "regression" else super().told_classes  # an export names the one score
+    def label_scheme(self) -> tuple[str, ...]:
+        return (self.kind,) if self.kind == "regression" else super().label_scheme  # an export names the one score
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""
@@ -163,7 +163,7 @@ class TagConfig(LabelledConfig):
 
     heads = ("tag",)
 
-    tells = "words"
+    label_unit = "words"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`: every token, an upper bound; words are fewer."""

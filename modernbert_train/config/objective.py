@@ -46,7 +46,7 @@ class ObjectiveConfig:
     @property
     def is_labelled(self) -> bool:
         """True if it is trained on texts with labels."""
-        return bool(self.told_classes)
+        return bool(self.label_scheme)
 
     @property
     def reads_labels(self) -> bool:
@@ -62,7 +62,7 @@ class ObjectiveConfig:
         return False
 
     @property
-    def told_classes(self) -> tuple[str, ...]:
+    def label_scheme(self) -> tuple[str, ...]:
         """The meaning of the classifier's logits: the kind of task, then the classes in order; empty: no classifier."""
         return ()
 

@@ -35,7 +35,7 @@ class AnswerConfig(LabelledConfig):
 
     heads = ("answer",)
 
-    tells = "tokens"
+    label_unit = "tokens"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """See `ObjectiveConfig`."""
@@ -66,11 +66,11 @@ class ChooseConfig(LabelledConfig):
     heads = ("choice",)
 
     @property
-    def told_classes(self) -> tuple[str, ...]:
+    def label_scheme(self) -> tuple[str, ...]:
         return (self.task_kind,)  # the score of a choice does not depend on their number
 
     @property
-    def num_told(self) -> int:
+    def prediction_width(self) -> int:
         return len(self.labels)
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:

@@ -96,7 +96,7 @@ class Scores:
             [self._num_predictions(number, objective) for number in range(len(self._lengths))], dtype=np.int64
         )
         ends_N = np.cumsum(words_N)
-        logits_WL = torch.zeros(int(ends_N[-1]), objective.num_told, device=compute.device)
+        logits_WL = torch.zeros(int(ends_N[-1]), objective.prediction_width, device=compute.device)
         was_training = model.training
         model.eval()
         at, shown = 0, time.monotonic()
@@ -120,6 +120,6 @@ class Scores:
 
     def _num_predictions(self, number: int, objective: LabelledConfig) -> int:
         """Return the number of predictions for a document."""
-        if objective.tells == "tokens":
+        if objective.label_unit == "tokens":
             return int(self._lengths[number]) + SPECIAL_TOKENS
-        return 1 if objective.tells == "texts" else int((self._labels[number] != IGNORED_LABEL).sum())
+        return 1 if objective.label_unit == "texts" else int((self._labels[number] != IGNORED_LABEL).sum())

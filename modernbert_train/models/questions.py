@@ -62,7 +62,7 @@ class Chooser(Pooling):
     def predict(self, batch: Batch) -> Tensor:
         """Return logits_GC in fp32, of each question's choices; `NO_LOGIT` for missing choices."""
         logits_P = super().predict(batch).squeeze(1)
-        choices_GC = batch.targets[CHOICES].view(-1, self.objective.num_told)
+        choices_GC = batch.targets[CHOICES].view(-1, self.objective.prediction_width)
         logits_GC = logits_P.index_select(0, choices_GC.clamp(min=0).view(-1)).view_as(choices_GC)
         return logits_GC.masked_fill(choices_GC < 0, NO_LOGIT)
 

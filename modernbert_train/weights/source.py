@@ -424,7 +424,7 @@ def find_origin(config: RunConfig) -> Origin | None:
         kept = there & here & {*MASKED_LM}  # other heads are neither grown nor shrunk
         drawn, left_out = tuple(sorted(here - kept)), tuple(sorted(there - kept))
         return Origin(source, config, drawn=drawn, left_out=left_out, rows=rows)
-    same = source.objective is not None and source.objective.told_classes == config.objective.told_classes
+    same = source.objective is not None and source.objective.label_scheme == config.objective.label_scheme
     other = set() if same else here & there & {CLASSIFIER}
     return Origin(
         source,

@@ -103,7 +103,7 @@ def _exported(name: str) -> Iterator[Path]:
     from modernbert_train.weights.export import export_source
 
     source = encoder_source(name)
-    kind = source.objective.told_classes[:1] if source.objective is not None else ()
+    kind = source.objective.label_scheme[:1] if source.objective is not None else ()
     if kind not in (("single-label",), ("regression",)):
         raise ConfigError(
             f"--model={name}: scores no pairs of texts. Name a model of `finetune` with two text_columns."

@@ -27,19 +27,19 @@ def require_little_lost(config: DatasetConfig, tally: Tally) -> None:
     """Refuse a corpus if a source has lost more than the spec allows.
 
     Raises:
-        DataError: names each such source, its losses, and the probable mistake.
+        DataError: names each such source, its dropped documents, and the probable mistake.
     """
     problems = [
         f"sources.{name}: {lost} {advice} To drop these documents, set sources.{name}.max_left_out to the share "
         "that may be dropped."
-        for name, lost, advice in losses(config, tally)
+        for name, lost, advice in damaged_sources(config, tally)
     ]
     if problems:
         raise DataError("\n".join(problems))
 
 
-def losses(config: DatasetConfig, tally: Tally) -> Iterator[tuple[str, str, str]]:
-    """Yield the sources that have lost too much, each with its losses and the probable mistake in the spec."""
+def damaged_sources(config: DatasetConfig, tally: Tally) -> Iterator[tuple[str, str, str]]:
+    """Yield the sources that have lost too much, each with its dropped documents and the probable mistake in the spec."""
     for name, source in config.sources.items():
         counts = tally.sources.get(name, SourceTally())
         most = config.max_left_out if source.max_left_out is None else source.max_left_out
@@ -55,7 +55,7 @@ def losses(config: DatasetConfig, tally: Tally) -> Iterator[tuple[str, str, str]
 
 
 def _lost(counts: SourceTally, most: float) -> str | None:
-    """Describe excessive losses; None if they are acceptable."""
+    """Describe excessive damage; None if it is acceptable."""
     if most >= 1:
         return None
     if not counts.read:

@@ -12,8 +12,8 @@ from typing import Any
 import datasets
 import pytest
 
+from data_prep.clean.damage import damaged_sources
 from data_prep.clean.documents import SourceTally, Tally
-from data_prep.clean.losses import losses
 from data_prep.read.items import Document, LeftOut
 from data_prep.read.sources import read_source
 from data_prep.tokenizer import main as tokenizer_main
@@ -141,10 +141,10 @@ def test_how_much_is_too_much(read: int, dropped: Any, damaged: Any, said: str |
     counts.damaged.update(damaged)
     counts.documents["train"] = read - sum((dropped | damaged).values())
     config = PrepareConfig(out="out", sources={"a": SourceConfig(kind="text", path="x")})
-    found = [lost for _, lost, _ in losses(config, Tally({"a": counts}))]
+    found = [lost for _, lost, _ in damaged_sources(config, Tally({"a": counts}))]
     assert (said is None and not found) or (said is not None and said in found[0])
     free = PrepareConfig(out="out", sources={"a": SourceConfig(kind="text", path="x", max_left_out=1.0)})
-    assert not list(losses(free, Tally({"a": counts})))
+    assert not list(damaged_sources(free, Tally({"a": counts})))
 
 
 def test_shares_that_are_none_are_refused() -> None:
