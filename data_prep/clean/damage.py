@@ -39,7 +39,7 @@ def require_little_lost(config: DatasetConfig, tally: Tally) -> None:
 
 
 def damaged_sources(config: DatasetConfig, tally: Tally) -> Iterator[tuple[str, str, str]]:
-    """Yield the sources that have lost too much, each with its dropped documents and the probable mistake in the spec."""
+    """Yield the sources that have lost too much, each with its dropped documents and the probable mistake."""
     for name, source in config.sources.items():
         counts = tally.sources.get(name, SourceTally())
         most = config.max_left_out if source.max_left_out is None else source.max_left_out
