@@ -1,7 +1,7 @@
-"""The tokenizer: byte-level BPE trained on the corpus, or an existing one made fit for masked-language modelling.
+"""Train a byte-level BPE on the corpus, or adapt an existing tokenizer to masked-language modelling.
 
-Byte-level, because it can spell any text and so never needs [UNK]. [MASK] absorbs the space before it (lstrip), as
-words carry theirs; without it a mask filled in by hand would follow a stray space that training never showed.
+Byte-level, because it can spell any text and so never needs [UNK]. [MASK] absorbs the space before it (lstrip), since
+words include theirs; otherwise a mask written by hand would follow a stray space that training never showed.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int, spare_entries: int = 
 
 
 def add_spare(tokenizer: Tokenizer, entries: int) -> None:
-    """Add [unused0] and so on, which no text gives."""
+    """Add [unused0] and so on, which no text contains."""
     spare = [f"{_SPARE}{i}]" for i in range(entries)]
     tokenizer.add_special_tokens([AddedToken(token, **flags_of(token)) for token in spare])
 
 
 def require_size(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuse a trained tokenizer that the text was too small for.
+    """Refuse a trained tokenizer with fewer entries than requested, because the text was too small.
 
     Raises:
-        DataError: names the size that the text does reach.
+        DataError: names the size that the text is enough for.
     """
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
@@ -82,20 +82,20 @@ def require_size(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int = 0) -> Tokenizer:
-    """Load an existing tokenizer and give it what masked-language modelling needs; its ids stay as they are.
+    """Load an existing tokenizer and adapt it to masked-language modelling; its ids stay as they are.
 
     Args:
         path: tokenizer.json or the folder that holds it.
-        extend: add the SPECIAL_TOKENS it lacks, and [unused...] entries until their number is a multiple of 64.
-        spare_entries: with `extend`, add at least so many of the latter.
+        extend: add missing SPECIAL_TOKENS, and [unused...] entries up to a multiple of 64.
+        spare_entries: with `extend`, minimum number of the latter.
 
     Returns:
         The tokenizer with special SPECIAL_TOKENS, [MASK] absorbing the space before it, the template
-        [CLS] A [SEP] (B [SEP]), and neither truncation nor padding. No text gives an [unused...] entry. The
+        [CLS] A [SEP] (B [SEP]), and neither truncation nor padding. No text contains an [unused...] entry. The
         tokenizer of an encoder whose special tokens have other names is unchanged, but for truncation and padding.
 
     Raises:
-        DataError: the file is missing or no tokenizer, or lacks special tokens; names them.
+        DataError: the file is missing or not a tokenizer, or lacks special tokens; names them.
     """
     tokenizer, content = read_tokenizer(path)
     ids = tokenizer.get_vocab()
@@ -126,13 +126,13 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
 
 
 def roles_of_adapted(path: str | Path) -> dict[str, str]:
-    """Return the special tokens of a tokenizer once it is adapted: its own if it is an encoder's, as a RoBERTa's."""
+    """Return the special tokens of an adapted tokenizer: its own if it is an encoder's, such as a RoBERTa's."""
     roles = role_tokens(tokenizer_file(path))
     return roles if all(role in roles for role in NEEDED) else dict(CONVENTION)
 
 
 def read_tokenizer(path: str | Path) -> tuple[Tokenizer, dict[str, Any]]:
-    """Load an existing tokenizer as it is, but for truncation, padding and dropout, and what its tokenizer.json says.
+    """Load an existing tokenizer without truncation, padding and dropout; return it with its tokenizer.json.
 
     Raises:
         DataError: the file is missing or no tokenizer.
@@ -147,24 +147,24 @@ def read_tokenizer(path: str | Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 
 def dropout_of(content: Mapping[str, Any]) -> float:
-    """The share of the merges of a BPE that its tokenizer.json leaves out at random; 0 for other models."""
+    """Return the share of a BPE's merges that its tokenizer.json drops at random; 0 for other models."""
     model = content.get("model")
     return (model.get("dropout") or 0.0) if isinstance(model, dict) else 0.0
 
 
 def dropout_line(path: str | Path) -> Iterator[str]:
-    """A word on the dropout of a given tokenizer, if it has any."""
+    """Yield a note on the dropout of a given tokenizer, if it has any."""
     if dropout := dropout_of(read_json(tokenizer_file(path))):
-        yield f"tokenizer.path={path}: its BPE dropout of {dropout:g} is put off; the same text gives the same tokens"
+        yield f"tokenizer.path={path}: its BPE dropout of {dropout:g} is switched off: equal texts give equal tokens"
 
 
 def num_entries(tokenizer: Tokenizer) -> int:
-    """One more than the largest id; a tokenizer with holes in its ids has fewer tokens than that."""
+    """Return the largest id plus one; a tokenizer with holes in its ids has fewer tokens."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def tokenizer_file(path: str | Path) -> Path:
-    """tokenizer.json of a folder, or the file itself."""
+    """Return the tokenizer.json of a folder, or the file itself."""
     return Path(path) / TOKENIZER_FILE if Path(path).is_dir() else Path(path)
 
 
@@ -173,15 +173,15 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, roles: Mapping[str, str] 
 
     Args:
         tokenizer: trained or adapted.
-        folder: where to.
+        folder: to be written.
         roles: its special tokens, see `role_tokens`.
 
     Returns:
-        sha256 of its tokenizer.json, which the dataset cards carry.
+        sha256 of its tokenizer.json, which dataset cards store.
     """
     named: dict[str, Any] = {f"{role}_token": text for role, text in roles.items()}
     folder.mkdir(exist_ok=True)
-    text = tokenizer.to_str(pretty=True)  # its own `save` raises a bare Exception where the disk is full
+    text = tokenizer.to_str(pretty=True)  # `save` raises a bare Exception if the disk is full
     (folder / TOKENIZER_FILE).write_text(text, encoding="utf-8")
     _write_json(
         folder / TOKENIZER_CONFIG,
@@ -201,7 +201,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, roles: Mapping[str, str] 
 
 
 def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Token ids of each text, without [CLS] and [SEP].
+    """Return the token ids of each text, without [CLS] and [SEP].
 
     Special tokens written out in a text are spelled like any other characters.
     """
@@ -210,7 +210,7 @@ def encode_documents(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
 
 
 def encode_with_offsets(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[list[int], NDArray[np.int64]]]:
-    """Token ids as `encode_documents`, and [T, 2] the characters of the text at which each token begins and ends."""
+    """Return token ids as `encode_documents` does, and [T, 2] the first and last character offsets of each token."""
     tokenizer.encode_special_tokens = True
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [(each.ids, np.array(each.offsets, np.int64).reshape(-1, 2)) for each in encodings]
@@ -219,7 +219,7 @@ def encode_with_offsets(tokenizer: Tokenizer, texts: list[str]) -> list[tuple[li
 def require_unspoken(
     tokenizer: Tokenizer, token_counts: NDArray[np.int64], roles: Mapping[str, str] = CONVENTION
 ) -> None:
-    """Refuse a tokenizer that makes special tokens out of text.
+    """Refuse a tokenizer that makes special tokens from text.
 
     Args:
         tokenizer: the one that made the tokens.
@@ -233,7 +233,7 @@ def require_unspoken(
     spoken = [token for token in needed if token_counts[tokenizer.token_to_id(token)]]
     if spoken:
         raise DataError(
-            f"tokenizer.path: this tokenizer reads {', '.join(spoken)} out of ordinary text, even as plain characters. "
+            f"tokenizer.path: this tokenizer makes {', '.join(spoken)} from ordinary text, even as plain characters. "
             "Give one whose pre-tokenizer splits brackets from letters, or set tokenizer.path=null to train one."
         )
 
@@ -255,7 +255,7 @@ def _new_entries(ids: dict[str, int], spare_entries: int) -> dict[str, int]:
 
 
 def set_template(tokenizer: Tokenizer, roles: Mapping[str, str] = CONVENTION) -> None:
-    """Let it put the token for cls before a text and that for sep after it."""
+    """Set a template with the token for cls before a text and the token for sep after it."""
     cls, sep = roles["cls"], roles["sep"]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=[cls, "$A", sep],

@@ -1,13 +1,13 @@
-"""Pairs of texts to shards for objective.name=contrastive: the stages of `prepare` for a spec with a section `pairs`.
+"""Convert pairs of texts to shards for objective.name=contrastive: `prepare` for a spec with a section `pairs`.
 
 A row is a query, a text that answers it, and any number of texts that do not. It becomes one document, see
-objectives/contrastive.py, whose labels are a hash of each text and a teacher's score of it. Rows without use
-for training are left out and counted. Queries are held out whole, by their hash: no query is in both folders.
+objectives/contrastive.py, whose labels are a hash of each text and a teacher's score. Rows without use for
+training are left out and counted. Queries are held out whole, by their hash: no query is in both folders.
 
     tokenise    read, clean and tokenise the rows of a task; arrays of them
     merge       leave out duplicates, and write the rows of all tasks as one dataset
 
-The second is done by one process, so the shards do not depend on how the sources were cut.
+One process does the second stage, so the shards do not depend on the cuts of the sources.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def check(config: PairsConfig) -> None:
 
 
 def make_stages(work: Work, config: PairsConfig, wanted: Fingerprint) -> list[Stage]:
-    """The stages of a spec of pairs; as tasks/stages.py of text."""
+    """Return the stages of a spec of pairs, like tasks/stages.py for text."""
 
     def rows() -> Documents:
         return Documents(Progress(work, "tokenise").count, None)
@@ -121,7 +121,7 @@ def make_stages(work: Work, config: PairsConfig, wanted: Fingerprint) -> list[St
 
 
 def describe(out: Path) -> str:
-    """A finished dataset in a few lines for a person."""
+    """Return a description of a finished dataset for the user."""
     report = read_json(out / REPORT)
     counts = report["counts"]
     others = "".join(f"{n:,} {key}\n" for key, n in counts.items() if n and key not in (TRAIN, VALIDATION))
@@ -132,7 +132,7 @@ def describe(out: Path) -> str:
 
 
 def take_pair(row: Row, keys: PairTextsConfig, max_characters: int) -> Pair | LeftOut:
-    """The texts of a row, and their scores, by the columns that a spec names."""
+    """Return the texts of a row, and their scores, from the columns of a spec."""
     if problem := next(filter(None, (lacking_field(row.fields, column) for column in keys.columns)), None):
         return LeftOut(row.id, "no_text", problem)
     try:
@@ -175,14 +175,14 @@ def _pair(values: dict[str, Any], keys: PairTextsConfig) -> Pair:
 
 
 def _text(value: Any, column: str) -> str:
-    """A text; one that is missing is empty."""
+    """Return a text; empty if it is missing."""
     if value is not None and not isinstance(value, str):
         raise ValueError(f"{column} is {value!r:.60}, and not a text")
     return value or ""
 
 
 def _scores(texts: Sequence[Any], cell: Any, keys: PairTextsConfig) -> list[float]:
-    """The scores of a cell as shares of their range, as many as there are texts."""
+    """Return the scores of a cell as shares of their range, one for each text."""
     found, (low, high) = _listed(cell), keys.score_range
     scores = [score for each in found if (score := as_score(each)) is not None]
     if len(scores) < len(found):
@@ -199,7 +199,7 @@ def _listed(cell: Any) -> list[Any]:
 
 
 def text_hash(text: str) -> int:
-    """Of a text, without what surrounds it; not negative."""
+    """Return the hash of a text without surrounding white space; not negative."""
     digest = hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - _HASH_BITS)
 
@@ -292,7 +292,7 @@ class TokenisePairs(Step[PairsConfig]):
     def _encoded(
         self, tokenizer: Tokenizer, vocabulary: Vocabulary, pairs: Sequence[Pair]
     ) -> Iterator[tuple[list[list[int]], int]]:
-        """Of each pair the token ids of its texts, cut, and how many were cut."""
+        """Yield, for each pair, the truncated token ids of its texts and the number of truncated texts."""
         keys = self._config.pairs
         limits = [(keys.query_max_tokens or keys.max_tokens) - 2, keys.max_tokens - 2]
         special = {vocabulary.sep_id, vocabulary.cls_id}

@@ -71,7 +71,7 @@ _AS_TYPED = (  # keys of a spec in errors of `prepare` -> words of this command 
 
 
 def make_parser() -> Parser:
-    """The arguments of the command."""
+    """Return the parser of the command's arguments."""
     parser = Parser(
         prog="modernbert-train tokenizer",
         description="Train a tokenizer, make one of letters, adapt an existing one, trim its vocabulary, or count its "
@@ -81,41 +81,39 @@ def make_parser() -> Parser:
     train = commands.add_parser("train", help="a byte-level BPE trained on text, as the paper's")
     train.add_argument("out", help="folder to be made")
     with_texts(train)
-    train.add_argument("--entries", type=int, default=50_368, help="all included, a multiple of 64 (50368)")
-    train.add_argument("--spare", type=int, default=83, help="of them [unused0], ... that no text gives (83)")
-    share = "of the entries, such as 0.8, from which on merges cross white space (1: none do)"
+    train.add_argument("--entries", type=int, default=50_368, help="in all, a multiple of 64 (50368)")
+    train.add_argument("--spare", type=int, default=83, help="of these [unused0], ... that no text contains (83)")
+    share = "share of the entries, such as 0.8, from which merges may cross white space (1: none do)"
     train.add_argument("--superbpe", type=float, default=1.0, metavar="SHARE", help=share)
     letters = commands.add_parser("letters", help="a token for each letter of proteins or DNA, or for each k letters")
     letters.add_argument("out", help="folder to be made")
     letters.add_argument("--alphabet", required=True, help=f"{', '.join(ALPHABETS)}, or the letters themselves")
     letters.add_argument("--kmer", type=int, default=1, metavar="K", help="letters of a token, without overlap (1)")
-    adapt = commands.add_parser("adapt", help="an existing tokenizer.json, with what masked-language modelling needs")
+    adapt = commands.add_parser("adapt", help="an existing tokenizer.json, adapted to masked-language modelling")
     adapt.add_argument("out", help="folder to be made")
     adapt.add_argument("tokenizer", help="tokenizer.json, or its folder")
-    adapt.add_argument(
-        "--extend", action="store_true", help="add special tokens that it lacks, fill to a multiple of 64"
-    )
-    adapt.add_argument("--spare", type=int, default=0, help="with --extend: add at least so many [unused0], ...")
+    adapt.add_argument("--extend", action="store_true", help="add missing special tokens, fill to a multiple of 64")
+    adapt.add_argument("--spare", type=int, default=0, help="with --extend: minimum number of [unused0], ...")
     trim = commands.add_parser("trim", help="the tokens of an existing tokenizer that a text uses most")
     trim.add_argument("out", help="folder to be made")
     trim.add_argument("tokenizer", help="folder of a tokenizer that `train` or `adapt` made, or of a run's data")
     with_texts(trim)
-    trim.add_argument("--entries", type=int, required=True, help="all included; multiples of 64 are faster")
+    trim.add_argument("--entries", type=int, required=True, help="in all; multiples of 64 are faster")
     count = commands.add_parser("fertility", help="tokens a word, a character and a byte of texts, each a row")
     count.add_argument("tokenizer", help="tokenizer.json, or its folder")
     with_texts(count)
     count.add_argument("--beside", nargs="+", default=[], metavar="TOKENIZER", help="others, on the same texts")
-    count.add_argument("--parallel", action="store_true", help="the texts translate the first: their parity too")
-    count.add_argument("--json", action="store_true", help="as JSON, one object for each text by name")
+    count.add_argument("--parallel", action="store_true", help="the texts translate the first: show parity too")
+    count.add_argument("--json", action="store_true", help="print JSON, one object for each text by name")
     return parser
 
 
 def with_texts(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that name texts, and where in a file they are."""
+    """Add the arguments for texts, and for their place in a file."""
     command.add_argument("text", nargs="+", help="files, folders or patterns")
     kinds = ("text", "jsonl", "parquet", "csv", "fasta")
     command.add_argument("--kind", default="text", choices=kinds, help="of the files")
-    command.add_argument("--text-field", help="key or column that holds the text")
+    command.add_argument("--text-field", help="key or column with the text")
 
 
 def _make_folder(parsed: argparse.Namespace) -> str:
@@ -175,7 +173,7 @@ def _fertility(parsed: argparse.Namespace) -> str:
 
 
 def texts_of(config: PrepareConfig) -> Iterator[str]:
-    """The texts; raises DataError after the last of them if too much was lost on the way."""
+    """Yield the texts; raises DataError after the last one if too many documents were lost."""
     screen, tally = make_screen({}), Tally()
     for name, source in config.sources.items():
         counts = tally.source(name)

@@ -79,7 +79,7 @@ class Knob:
 
 
 def knob(default: Any = MISSING, *, factory: Callable[[], Any] | None = None, **facts: Any) -> Any:
-    """A dataclass field with facts; see `Knob` for their names.
+    """Define a dataclass field with facts; see `Knob` for their names.
 
     Args:
         default: its value if none is given; without a default the user must choose.

@@ -82,7 +82,7 @@ def read_yaml(
 
 
 def is_saved(file: Path) -> bool:
-    """True if a run has written this file: a config.yaml in the folder of a run or of a checkpoint."""
+    """Return True if a run wrote this file: a config.yaml in the folder of a run or of a checkpoint."""
     others = ("checkpoints", "metrics.jsonl", ".lock", "MANIFEST.json")
     return file.name == "config.yaml" and any((file.parent / name).exists() for name in others)
 

@@ -118,7 +118,7 @@ def look_up(name: str | Path, runs_folder: str | None = None) -> NamedModel:
 
 
 def is_hub_id(name: str | Path) -> bool:
-    """True if a name has the form owner/model."""
+    """Return True if a name has the form owner/model."""
     return bool(_HUB_ID.fullmatch(str(name)))
 
 

@@ -68,7 +68,7 @@ class TokenRows:
         return new_VD.reshape(-1, *table.shape[1:])
 
     def __str__(self) -> str:
-        """'of 8,192 rows 8,001 are kept, 180 are the mean of 2.4 old ones, 11 the mean of all'."""
+        """Format as 'of 8,192 rows 8,001 are kept, 180 are the mean of 2.4 old ones, 11 the mean of all'."""
         counts_V = self.counts_V
         kept, unknown = int((counts_V == 1).sum()), int((counts_V == 0).sum())
         averaged = len(counts_V) - kept - unknown

@@ -102,7 +102,7 @@ def test_dropout_of_a_tokenizer_is_put_off_and_reported(
     (tmp_path / "theirs/tokenizer.json").write_text(json.dumps(content))
     for name in ("a", "b"):
         assert command(f"tokenizer.path={tmp_path}/theirs", f"out={tmp_path}/{name}") == 0
-        assert "its BPE dropout of 0.5 is put off" in capsys.readouterr().err
+        assert "its BPE dropout of 0.5 is switched off" in capsys.readouterr().err
     a, b = ({path.name: path.read_bytes() for path in (tmp_path / each / "train").iterdir()} for each in "ab")
     assert a == b
 
@@ -141,7 +141,7 @@ def test_tokenizer_that_reads_specials_out_of_text_is_refused() -> None:
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     (ids,) = encode_documents(tokenizer, ["say [MASK] aloud"])
-    with pytest.raises(DataError, match=r"reads \[MASK\] out of ordinary text"):
+    with pytest.raises(DataError, match=r"makes \[MASK\] from ordinary text"):
         require_unspoken(tokenizer, np.bincount(ids, minlength=6))
     require_unspoken(tokenizer, np.array([0, 9, 0, 0, 0, 3]))
 
