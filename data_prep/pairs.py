@@ -234,7 +234,7 @@ def _reduced(pair: Pair, keys: PairTextsConfig) -> _Kept:
 
 
 class TokenisePairs(Step[PairsConfig]):
-    """Reads the rows of a task, cleans and tokenises them, and leaves arrays."""
+    """Step that reads the rows of a task, cleans and tokenises them, and writes arrays."""
 
     type = "reader"
     name = "pairs"
@@ -311,7 +311,7 @@ class TokenisePairs(Step[PairsConfig]):
 
 
 class MergePairs(Step[PairsConfig]):
-    """Writes the rows of all tasks, without duplicates, and puts the finished dataset into its place.
+    """Step that writes the rows of all tasks, without duplicates, and puts the finished dataset into its place.
 
     Args:
         work, config, stage: see `Step`; with all tasks done.

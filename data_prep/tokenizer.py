@@ -134,7 +134,7 @@ def _make_folder(parsed: argparse.Namespace) -> str:
     config = PrepareConfig(out=parsed.out, sources=sources, tokenizer=TokenizerConfig(**settings))
     if problems := prepare_problems(config):
         raise ConfigError("\n".join(problems))
-    said, roles = "", dict(CONVENTION)
+    note, roles = "", dict(CONVENTION)
     if parsed.command in ("adapt", "trim"):
         roles = roles_of_adapted(parsed.tokenizer)
     with workspace(out) as folder:  # a place that cannot be written is found before hours of training
@@ -144,13 +144,13 @@ def _make_folder(parsed: argparse.Namespace) -> str:
         elif parsed.command == "trim":
             whole = adapt_tokenizer(parsed.tokenizer)
             tokenizer, stays = trim_tokenizer(whole, texts_of(config), parsed.entries, roles)
-            said = f", which are {stays:.1%} of the tokens of the text as it was"
+            note = f", which are {stays:.1%} of the tokens of the text as it was"
         elif parsed.command == "letters":
             tokenizer = letter_tokenizer(parsed.alphabet, parsed.kmer)
         else:
             tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
         save_tokenizer(tokenizer, folder, roles)
-    return f"{out}: {num_entries(tokenizer)} entries{said}"
+    return f"{out}: {num_entries(tokenizer)} entries{note}"
 
 
 def _fertility(parsed: argparse.Namespace) -> str:

@@ -120,10 +120,10 @@ def _indexes(folder: Path) -> Iterator[Path]:
 
 def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
     """Refuse an incomplete dataset, and training and held-out text in one."""
-    homes = [index.parent for index in indexes]
+    folders = [index.parent for index in indexes]
     for place, below, files in os.walk(folder):
         here = Path(place)
-        if here in homes:
+        if here in folders:
             below.clear()
             continue
         shards = [name for name in files if name.endswith(SHARD_ENDS)]
@@ -137,7 +137,7 @@ def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
             f"{folder}: no {INDEX} here or in a subfolder. Give a folder of MDS shards; Streaming's MDSWriter can "
             "write them from ids in other files."
         )
-    splits = sorted({home.relative_to(folder).parts[0] for home in homes if home != folder})
+    splits = sorted({home.relative_to(folder).parts[0] for home in folders if home != folder})
     if len(splits) > 1 and not _HELD_OUT.isdisjoint(splits):
         raise ConfigError(
             f"{folder}: holds {', '.join(splits)}, which must not be trained on together. Adopt one after the other."

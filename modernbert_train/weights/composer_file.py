@@ -118,13 +118,13 @@ def open_composer(path: Path) -> ComposerFile:
     wrapper = _dig(state, "integrations", "huggingface")
     raw, where, described_by = _dig(wrapper, "model", "config", "content"), str(path), "configuration"
     if not isinstance(raw, dict) or not raw:
-        beside = path.parent / CONFIG_JSON
-        if not beside.is_file():
+        config_file = path.parent / CONFIG_JSON
+        if not config_file.is_file():
             raise DataError(
                 f"{path}: does not record its architecture, and its folder lacks a {CONFIG_JSON}. Put the "
                 f"{CONFIG_JSON} of a ModernBertForMaskedLM of the same shape and RoPE bases there."
             )
-        raw, where, described_by = read_object(beside), str(beside), CONFIG_JSON
+        raw, where, described_by = read_object(config_file), str(config_file), CONFIG_JSON
     elif not raw.get("architectures"):  # transformers only writes it when a model is saved
         raw = raw | {"architectures": [str(_dig(wrapper, "model", "config", "class")).rpartition(".")[2]]}
     is_flexbert = "bert_layer" in raw

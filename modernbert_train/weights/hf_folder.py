@@ -90,7 +90,7 @@ def export(
     has_pair_head = any(module_of(name) == "pair_head" for name in state)
     if pairs or (has_pair_head and config.segments > 1):  # token types were trained
         tokenizer_config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    beside = hub.files(config.hidden_size, max_tokens) if isinstance(hub, Alone) else {}
+    modules_files = hub.files(config.hidden_size, max_tokens) if isinstance(hub, Alone) else {}
     described = {**hub.describe(config, order, modules, max_tokens, vocabulary), **(extra or {})}
     if out.exists() and not _is_export(out):
         raise ConfigError(f"{out} exists and is not an export of this program. Remove it or name another folder.")
@@ -102,7 +102,7 @@ def export(
         _write_json(staging / CONFIG_JSON, described)
         _write_json(staging / TOKENIZER_CONFIG, tokenizer_config)
         (staging / CARD).write_text(card, encoding="utf-8")
-        for name, content in beside.items():
+        for name, content in modules_files.items():
             (staging / name).parent.mkdir(exist_ok=True)
             _write_json(staging / name, content)
         if dense:

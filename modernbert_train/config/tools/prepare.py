@@ -396,13 +396,13 @@ def _stream_problems(streams: StreamsConfig, names: list[str]) -> Iterator[str]:
             yield f"streams: {name!r} cannot be a stream's name. Use at most 40 letters, digits, _ and -; not {REST}."
     if len(named) > MOST_STREAMS:
         yield f"streams: {len(named)} of them, at most {MOST_STREAMS}. Merge values."
-    homes: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for name, values in streams.values.items():
         if not values:
             yield f"streams.values.{name}: empty. Name the values of {streams.field} that belong to it."
         for value in values:
-            if homes.setdefault(value, name) != name:
-                yield f"streams.values.{name}: {value!r} already belongs to {homes[value]}. Remove one of the two."
+            if owners.setdefault(value, name) != name:
+                yield f"streams.values.{name}: {value!r} already belongs to {owners[value]}. Remove one of the two."
     for name, lowest in streams.scores.items():
         if not isfinite(lowest):
             yield f"streams.scores.{name}={lowest}: must be a number; lower scores go to {REST}."
