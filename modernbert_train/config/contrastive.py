@@ -42,7 +42,7 @@ class ContrastiveConfig(ObjectiveConfig):
     # trains the temperature from its value here, as the logarithm of its inverse, without weight decay, within 0.01 and
     # 1 (CLIP, arXiv 2103.00020)
     learn_temperature: bool = False
-    # all pairs of a global batch come from one stream; streams alternate so that each keeps its share within a batch
+    # all pairs of a global batch come from one stream; streams alternate so that each keeps its share to within a batch
     one_source: bool = knob(False, phased=True)
     # each positive also searches for its query, and the two losses are averaged
     symmetric: bool = knob(False, phased=True)

@@ -22,7 +22,9 @@ class SubmitConfig:
     """A file for a test server."""
 
     split: str = MISSING  # without labels, of the task's data; SUBSET/SPLIT for another subset
-    labels: list[str] = field(default_factory=list)  # names to write, by class number; []: the classes' own
+    labels: list[str] = field(
+        default_factory=list
+    )  # classes in the order of their numbers, which are written; []: names are
     between: list[float] = field(default_factory=list)  # a score is clipped to these two bounds; []: not clipped
 
 
