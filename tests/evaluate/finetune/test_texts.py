@@ -315,7 +315,7 @@ def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPa
         ({"text_columns": ["a", "b", "c"]}, "name one column, or two"),
         ({"text_columns": ["label"]}, "the text would contain the label"),
         ({"labels": ["a", "a"]}, "a name is listed twice"),
-        ({"metrics": ["bleu"]}, "bleu is none of kind=single-label"),
+        ({"metrics": ["bleu"]}, "bleu is not one of kind=single-label"),
         ({"metrics": ["f1"]}, "f1 is of the second of two labels"),
         ({"kind": "regression", "labels": ["a", "b"]}, "a score has none"),
         ({"warmup": 1.5}, "warmup=1.5: must be at least 0 and below 1"),
