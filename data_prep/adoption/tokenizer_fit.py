@@ -37,8 +37,8 @@ from modernbert_train.vocabulary import (
 
 DOCUMENTS = 8  # shards sampled before the pass, and documents of each shard within it
 _TOKENS = 512  # of each
-# share of equal tokens; Unigram and WordPiece have mostly whole words, so 98 to 99.9 % of wrong ids are equal, and likely
-# entries are counted too
+# share of equal tokens; Unigram and WordPiece have mostly whole words, so 98 to 99.9 % of wrong ids are equal, and
+# likely entries are counted too
 _NEEDED = {"Unigram": 0.997, "WordPiece": 0.998}
 _NEEDED_BPE = 0.98
 _ENDS = 2  # tokens of a document that may differ because it was cut there

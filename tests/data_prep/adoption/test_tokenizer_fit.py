@@ -73,7 +73,9 @@ def test_ids_of_a_unigram_are_held_against_its_scores(tmp_path: Path) -> None:
     judge([ids_of(folder, inspect.getsource(argparse)[:5_000])], folder)  # text outside its training set
     shuffled = np.random.default_rng(0).permutation(np.arange(5, entries))
     for wrong in ([row + 50 for row in rows], [row + 300 for row in rows], [shuffled[row - 5] for row in rows]):
-        with pytest.raises(DataError, match=r"the likeliest entries of .* as frequent as in its own text|equal and in order"):
+        with pytest.raises(
+            DataError, match=r"the likeliest entries of .* as frequent as in its own text|equal and in order"
+        ):
             judge([np.minimum(row, entries - 1) for row in wrong], folder)
     rows[3][7] = SPECIAL.index("[MASK]")
     with pytest.raises(DataError, match=r"\[MASK\] occurs within documents, which no text contains"):
