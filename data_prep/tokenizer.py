@@ -146,7 +146,7 @@ def _make_folder(parsed: argparse.Namespace) -> str:
             tokenizer, stays = trim_tokenizer(whole, texts_of(config), parsed.entries, roles)
             note = f", which are {stays:.1%} of the tokens of the text as it was"
         elif parsed.command == "letters":
-            tokenizer = letter_tokenizer(parsed.alphabet, parsed.kmer)
+            tokenizer, roles = letter_tokenizer(parsed.alphabet, parsed.kmer)
         else:
             tokenizer = adapt_tokenizer(parsed.tokenizer, parsed.extend, parsed.spare)
         save_tokenizer(tokenizer, folder, roles)

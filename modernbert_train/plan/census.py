@@ -181,15 +181,24 @@ def _modernbert(model: ModernBertConfig) -> Counted:
     ), windows
 
 
-def _bert(model: BertShape) -> Counted:
-    """Count BERT: biases everywhere, in norms too. Tables of positions and segments are only looked up."""
+def _bert(model: BertShape | EsmConfig) -> Counted:
+    """Count BERT: biases everywhere, in norms too. Tables of positions and segments are only looked up.
+
+    ESM-2 lacks these tables, and its norm is the last one.
+    """
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
+    rows = (model.max_positions or 0) + model.position_offset
     return (
         table_of(model),
-        Matrix(model.max_positions + model.position_offset, width, "embedding"),
+        *([Matrix(rows, width, "embedding")] if rows else []),
         *([Matrix(model.segments, width, "embedding")] if model.segments else []),
-        Matrix(width, 1, "embedding", 2),
-        *_dense_layers(width, hidden, layers),
+        Matrix(width, 1, "embedding" if rows else "head", 2),
+        *_attention(width, layers),
+        Matrix(hidden, width, "layer", layers, uses=1),  # Wi
+        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
+        Matrix(width, 1, "layer", 3 * layers, parts=3),  # bias of Wqkv
+        Matrix(width, 1, "layer", (2 + 4) * layers),  # biases of the two Wo; two norms
+        Matrix(hidden, 1, "layer", layers),
         *prediction_of(model),
         Matrix(width, 1, "head", 3, head="tokens"),  # bias of the dense matrix, norm
     ), (None,) * layers
@@ -317,30 +326,6 @@ def _neobert(model: NeoBertConfig) -> Counted:
     ), (None,) * layers
 
 
-def _esm(model: EsmConfig) -> Counted:
-    """BERT's layers without tables of positions and segments, and a last norm."""
-    width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
-    return (
-        table_of(model),
-        *_dense_layers(width, hidden, layers),
-        *prediction_of(model),
-        Matrix(width, 1, "head", 2),  # the last norm
-        Matrix(width, 1, "head", 3, head="tokens"),  # bias of the dense matrix, norm
-    ), (None,) * layers
-
-
-def _dense_layers(width: int, hidden: int, layers: int) -> tuple[Matrix, ...]:
-    """Layers with biases everywhere and two norms, which have one too."""
-    return (
-        *_attention(width, layers),
-        Matrix(hidden, width, "layer", layers, uses=1),  # Wi
-        Matrix(width, hidden, "layer", layers, uses=1),  # mlp.Wo
-        Matrix(width, 1, "layer", 3 * layers, parts=3),  # bias of Wqkv
-        Matrix(width, 1, "layer", (2 + 4) * layers),  # biases of the two Wo; two norms
-        Matrix(hidden, 1, "layer", layers),
-    )
-
-
 def _attention(width: int, count: int, passes: int = 1) -> tuple[Matrix, ...]:
     """Return Wqkv and attn.Wo of this number of layers."""
     return (
@@ -415,7 +400,7 @@ ENCODER_COUNTS: Rows[type[ModelConfig], Callable[[Any], Counted]] = Rows(
         LlamaConfig: _llama,
         GemmaConfig: _gemma,
         NeoBertConfig: _neobert,
-        EsmConfig: _esm,
+        EsmConfig: _bert,
     },
 )
 

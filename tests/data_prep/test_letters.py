@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, EsmTokenizer
+from transformers.models.esm.configuration_esm import get_default_vocab_list
 
-from data_prep.make_tokenizer import encode_documents
+from data_prep.make_tokenizer import adapt_tokenizer, encode_documents
 from data_prep.tokenizer import main
+from modernbert_train.vocabulary import read_vocabulary
 
 
 def make(folder: Path, *words: str) -> tuple[Tokenizer, Any]:
@@ -31,6 +33,19 @@ def test_transformers_reads_the_same_letters(tmp_path: Path, capsys: Any) -> Non
     assert theirs.decode(ids) == text
     assert theirs("M1K")["input_ids"][2] == theirs.unk_token_id == 1
     assert encode_documents(ours, ["[MASK]"])[0].count(4) == 0, "a text cannot spell a mask"
+
+
+def test_esm2_has_the_ids_of_the_released_models(tmp_path: Path) -> None:
+    """Its weights, read with other ids, would take one amino acid for another."""
+    ours, theirs = make(tmp_path / "esm2", "--alphabet", "esm2")
+    (tmp_path / "vocab.txt").write_text("\n".join(get_default_vocab_list()), encoding="utf-8")
+    released = EsmTokenizer(str(tmp_path / "vocab.txt"))
+    text = "MSTNPKPQRKTKRNTNRRPQDVKFPGGGQIVGGVYLLPXBUZO.-"
+    assert theirs(text)["input_ids"] == released(text)["input_ids"] and len(theirs) == 33
+    assert theirs("MK<mask>L")["input_ids"] == released("MK<mask>L")["input_ids"]
+    assert (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id, theirs.sep_token_id) == (1, 3, 0, 2)
+    assert theirs.mask_token_id == released.mask_token_id == read_vocabulary(tmp_path / "esm2").mask_id == 32
+    assert adapt_tokenizer(tmp_path / "esm2").get_vocab() == ours.get_vocab(), "prepare takes it as it is"
 
 
 def test_k_mers_follow_each_other_and_the_rest_is_letters(tmp_path: Path) -> None:
@@ -54,7 +69,7 @@ def test_letters_of_ones_own_keep_their_case(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--alphabet", "AAC"], "--alphabet AAC: give protein, dna, or several letters"),
+        (["--alphabet", "AAC"], "--alphabet AAC: give protein, dna, esm2, or several letters"),
         (["--alphabet", "A C"], "without white space"),
         (["--alphabet", "dna", "--kmer", "11"], r"--kmer 11: 4\^11 tokens"),
         (["--alphabet", "dna", "--kmer", "0"], "Give 1 or more"),
