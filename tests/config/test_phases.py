@@ -64,7 +64,7 @@ def test_what_is_saved_is_what_was_loaded(load: Load) -> None:
         (
             "phases: {decay: {model: {num_layers: 4}}}",
             "phases.decay.model.num_layers (extra.yaml:1): the same in all phases. A phase may change "
-            "model.global_rope_theta, model.local_rope_theta.",
+            "model.rope_scaling, model.rope_factor, ",
         ),
         (
             "phases: {decay: {optim: {lr: 1.0e-4}}}",

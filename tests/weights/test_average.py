@@ -92,7 +92,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
     assert main(["train", str(out)]) == 78
     assert f"Start another run with weights.init_from={out}" in capsys.readouterr().err
     assert main(["train", *tiny_run("name=branch", f"start={{checkpoint: {out}}}")]) == 78
-    assert "holds weights alone" in capsys.readouterr().err
+    assert "holds weights only" in capsys.readouterr().err
 
 
 @pytest.mark.runs
