@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from modernbert_train.evaluate.retrieval.beir import training_pairs
 from modernbert_train.evaluate.retrieval.recipe import Recipe
 from modernbert_train.evaluate.retrieval.retrieval import in_words, measure_trained
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named, encoder_source
+from modernbert_train.evaluate.retrieval.sentence_model import own_settings, sentence_folder
 from modernbert_train.train.recipes import adamw, first_weights, packing_window, phase
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import copy_tokenizer
@@ -56,8 +57,9 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
     """
+    source = encoder_source(recipe.model, recipe.config.seed)
+    recipe = replace(recipe, config=replace(recipe.config, **_own(recipe, source)))
     config, folder = recipe.config, recipe.folder
-    source = encoder_source(recipe.model, config.seed)
     limit = min(source.max_tokens, source.model.max_positions or source.max_tokens)
     if (most := config.max_tokens or limit) > limit:
         raise ConfigError(f"max_tokens={most}: {recipe.model} reads {limit:,} at most. Lower it, or leave it out.")
@@ -93,6 +95,24 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
     )
     print(in_words(folder.name, figures, result))
     return result
+
+
+def _own(recipe: Recipe, source: Source) -> dict[str, Any]:
+    """Return the pooling and prompts that the model was trained with, where the recipe names none.
+
+    Raises:
+        ConfigError: the model cannot be trained further.
+    """
+    if recipe.config.is_late:
+        return {}
+    found: dict[str, Any] = {}
+    if (folder := sentence_folder(encoder_named(recipe.model).source)) is not None:
+        found = own_settings(folder)
+    elif source.objective is not None and source.objective.compares:
+        found = {"pooling": source.objective.pooling}
+    if (pooling := recipe.config.pooling or found.get("pooling") or "mean") not in ("cls", "mean"):
+        raise ConfigError(f"--model={recipe.model}: its pooling is {pooling}. Set pooling=mean, or name the encoder.")
+    return {key: value for key, value in found.items() if getattr(recipe.config, key) is None}
 
 
 # --- pairs -------------------------------------------------------------------------------------------------------

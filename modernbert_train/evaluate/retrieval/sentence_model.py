@@ -29,6 +29,7 @@ _OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # what such 
 _LIBRARY = "sentence_transformers."
 _SETTINGS = "config_sentence_transformers.json"  # of such a folder
 _MULTI = "MultiVectorEncoder"
+_OLD_POOLING = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}  # keys before version 5
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,31 @@ def check_model(name: str, config: EncodeConfig) -> None:
         check_sentence_model(name, config)
     else:
         look_up(encoder_named(name).source, config.runs_folder)
+
+
+def own_settings(name: str) -> dict[str, Any]:
+    """Return pooling and prompts of a folder of sentence-transformers, for training it further; without the library.
+
+    Raises:
+        ConfigError: it has modules that training would leave out.
+        DataError: it is damaged.
+    """
+    folder, damage = Path(name), (ValueError, TypeError, KeyError, StopIteration)
+    with os_errors_as(DataError, f"{folder / MODULES}: is damaged", "Restore it from a copy.", *damage):
+        modules = {str(each["type"]).rpartition(".")[2]: str(each["path"]) for each in read_json(folder / MODULES)}
+        if other := modules.keys() - {"Transformer", "Pooling", "Normalize"}:
+            raise ConfigError(
+                f"--model={name}: has {', '.join(sorted(other))}, which training leaves out. Name the encoder, or "
+                "another model."
+            )
+        about = read_json(folder / modules["Pooling"] / "config.json")
+        pooling = about.get("pooling_mode") or next(mode for mode, key in _OLD_POOLING.items() if about.get(key))
+        prompts = read_json(folder / _SETTINGS).get("prompts") or {} if (folder / _SETTINGS).is_file() else {}
+        return {
+            "pooling": str(pooling),
+            "query_prompt": prompts.get("query"),
+            "document_prompt": prompts.get("document"),
+        }
 
 
 def is_multi_vector(model: Model) -> bool:

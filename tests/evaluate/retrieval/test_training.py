@@ -226,3 +226,11 @@ def test_a_folder_of_files_with_hard_negatives_trains_cls_of_a_bert_whose_positi
     counts = about["counts"]["train"]
     assert [counts[key] for key in ("pairs", "truncated", "empty", "negatives")] == [9, 1, 1, 18]
     assert about["settings"]["pooling"] == "cls" and about["figures"] == {}
+
+    # trained further, a folder of sentence-transformers keeps its pooling and prompts
+    model.prompts = {"query": "say ", "document": ""}
+    model.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
+    file = recipe(tmp_path, tmp_path, train=keys["train"], evaluate={}, batch_size=8, epochs=1, name="further")
+    assert main(["retrieval", "train", file, "--model", str(tmp_path / "theirs"), "query_column=one"]) == 0
+    further = SentenceTransformer(str(tmp_path / "runs/further/st"), device="cpu")
+    assert further[1].pooling_mode == "cls" and further.prompts["query"] == "say "
