@@ -16,6 +16,7 @@ from modernbert_train.__main__ import main
 from tests.support.beir import BERT, LONGEST, make_encoder, recipe, result_of, words_about
 from tests.support.gloo import run_ranks
 from tests.support.needs import needs
+from tests.support.paths import ROOT
 
 needs("sentence_transformers", "the extra retrieval is not installed")
 
@@ -182,6 +183,22 @@ def test_late_interaction_is_learned_and_opens_in_the_library(encoder: Path, toy
     assert steps[-1] < 0.8 * steps[0] and "each token" in found["settings"]["pooling"]
     model = MultiVectorEncoder(str(folder / "st"), device="cpu")
     assert {matrix.shape[1] for matrix in model.encode_query(["aba ibd", "xyz"])} == {8}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.parametrize("name", ["modernbert", "late-interaction"])
+def test_a_published_recipe_trains(name: str, encoder: Path, tmp_path: Path) -> None:
+    """Its batch of 512 triplets is encoded in parts, 16 texts at a time."""
+    rows = [(*words_about(seed, 6), words_about(seed + 1000, 6)[1]) for seed in range(520)]
+    lines = ["query\tpositive\tnegative", *("\t".join(row) for row in rows)]
+    (tmp_path / "triplets.tsv").write_text("\n".join(lines) + "\n")
+    words = ["retrieval", "train", str(ROOT / f"yamls/retrieval/{name}.yaml"), "--model", str(encoder)]
+    words += [f"train=[{tmp_path}/triplets.tsv]", "max_tokens=64", f"runs_folder={tmp_path}/runs", "name=published"]
+    assert main([*words, "device=cpu"]) == 0
+    entries = [json.loads(line) for line in (tmp_path / "runs/published/metrics.jsonl").read_text().splitlines()]
+    pairs = [entry["predicted"] for entry in entries if entry["kind"] == "step"]
+    assert pairs[0] == pytest.approx(512, rel=0.05)
 
 
 @pytest.mark.runs
