@@ -162,7 +162,8 @@ def measure(each: Set, model: Watched, config: EvaluateConfig, out: Path) -> tup
     searches = isinstance(task, AbsTaskRetrieval)
     model.begin(each.name, _totals(task) if searches else {})
     late = searches and isinstance(model.inner, Late)
-    scores, about = evaluate_task(SearchEncoderWrapper(model, LATE_CHUNK) if late else model, task, config)
+    own = None if each.ranks else out / f"mteb-{each.task}.json"
+    scores, about = evaluate_task(SearchEncoderWrapper(model, LATE_CHUNK) if late else model, task, config, own)
     figures = {name: scores[name] for name in RANKING} if each.ranks else {
         "main_score": scores["main_score"],
         task.metadata.main_score: scores["main_score"],
@@ -172,8 +173,17 @@ def measure(each: Set, model: Watched, config: EvaluateConfig, out: Path) -> tup
     return figures, about
 
 
-def evaluate_task(model: Any, task: Any, config: EvaluateConfig) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return mteb's scores, each the mean of splits and languages, and the dataset and its revision."""
+def evaluate_task(
+    model: Any, task: Any, config: EvaluateConfig, file: Path | None = None
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return mteb's scores, each the mean of splits and languages, and the dataset and its revision.
+
+    Args:
+        model: as mteb calls one.
+        task: with its data.
+        config: the batch.
+        file: receives mteb's own result.
+    """
     import datasets
     import mteb
 
@@ -182,6 +192,8 @@ def evaluate_task(model: Any, task: Any, config: EvaluateConfig) -> tuple[dict[s
     with quiet():
         found = mteb.evaluate(model, task, encode_kwargs=batch, cache=None, co2_tracker=False, show_progress_bar=False)
     (result,) = found.task_results
+    if file is not None:
+        result.to_disk(file)
     wanted = [name for name in SHOWN if all(name in each for split in result.scores.values() for each in split)]
     scores = {name: float(result.get_score(getter=lambda each, name=name: each[name])) for name in wanted}
     return scores, {"dataset": task.metadata.dataset["path"], "revision": result.dataset_revision}

@@ -95,4 +95,4 @@ def test_scifact_is_learned_and_measured_as_by_mteb(tmp_path: Path) -> None:
     before, after = (result_of(tmp_path / f"runs/{name}")["figures"] for name in ("before", "scifact"))
     assert after["scifact"]["ndcg_at_10"] > before["scifact_subset"]["ndcg_at_10"]
     trained = SentenceTransformer(str(tmp_path / "runs/scifact/st"), device="cpu")
-    assert after["scifact"] == pytest.approx(mteb_figures(SCIFACT, trained), abs=1e-6)
+    assert after["scifact"] == pytest.approx(mteb_figures(SCIFACT, trained), abs=2e-5)
