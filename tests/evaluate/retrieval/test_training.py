@@ -231,6 +231,7 @@ def test_a_folder_of_files_with_hard_negatives_trains_cls_of_a_bert_whose_positi
     (tmp_path / "mine/a.tsv").write_text("query\tpositive\tone\ttwo\n" + "".join(rows))
     (tmp_path / "mine/b.tsv").write_text(f"query\tpositive\tone\ttwo\n{'ask ' * 99}\ta\tb\tc\n\tx\ty\tz\n")
     keys = {"train": [f"{tmp_path}/mine"], "negative_columns": ["one", "two"], "pooling": "cls"}
+    keys |= {"query_prompt": "say "}
     file = recipe(tmp_path, tmp_path, **keys, evaluate={}, batch_size=8, epochs=2)
     assert main(["retrieval", "train", file, "--model", str(bert), "max_tokens=65"]) == 78
     assert "max_tokens=65: " in capsys.readouterr().err
@@ -245,9 +246,7 @@ def test_a_folder_of_files_with_hard_negatives_trains_cls_of_a_bert_whose_positi
     assert about["settings"]["pooling"] == "cls" and about["figures"] == {}
 
     # trained further, a folder of sentence-transformers keeps its pooling and prompts
-    model.prompts = {"query": "say ", "document": ""}
-    model.save_pretrained(str(tmp_path / "theirs"), create_model_card=False)
     file = recipe(tmp_path, tmp_path, train=keys["train"], evaluate={}, batch_size=8, epochs=1, name="further")
-    assert main(["retrieval", "train", file, "--model", str(tmp_path / "theirs"), "query_column=one"]) == 0
+    assert main(["retrieval", "train", file, "--model", str(run / "st"), "query_column=one"]) == 0
     further = SentenceTransformer(str(tmp_path / "runs/further/st"), device="cpu")
     assert further[1].pooling_mode == "cls" and further.prompts["query"] == "say "
