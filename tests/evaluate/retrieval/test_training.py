@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,6 @@ from safetensors.torch import load_file
 
 from modernbert_train.__main__ import main
 from tests.support.beir import BERT, LONGEST, make_encoder, recipe, result_of, words_about
-from tests.support.gloo import run_ranks
 from tests.support.needs import needs
 from tests.support.paths import ROOT
 
@@ -156,17 +158,15 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_run_ends_with_the_same_bits
     assert main([*words, "lr=1e-3"]) == 78
 
 
-def train_as(words: list[str]) -> int:
-    return main(words)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_two_ranks_train_what_one_does(encoder: Path, toy: Path, tmp_path: Path) -> None:
     """The negatives of a query are the texts of the global batch, however many processes share it."""
     words = ["retrieval", "train", recipe(tmp_path, toy, epochs=2, evaluate={}), "--model", str(encoder)]
     assert main([*words, "name=one"]) == 0
-    assert run_ranks(train_as, 2, [*words, "name=two"]) == [0, 0]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    here = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*start, "modernbert_train", *words, "name=two"], env=here, check=True, timeout=250)
     one, two = tmp_path / "runs/one", tmp_path / "runs/two"
     assert losses(two) == pytest.approx(losses(one), abs=1e-5) and (two / "result.json").is_file()
 
