@@ -66,8 +66,8 @@ def test_a_killed_copier_is_started_again(store: Store, tmp_path: Path) -> None:
         home.start()
         assert wait_for(lambda: bool(copiers()))
         os.kill(copiers()[0], signal.SIGKILL)
+        assert wait_for(lambda: any("started again" in line for line in said)), said
         write(Path(config.folder) / "checkpoints", 5)
-    assert any("started again" in line for line in said), said
     assert any("is in s3://" in line for line in said), said
 
 

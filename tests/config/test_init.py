@@ -60,4 +60,4 @@ def test_names_are_listed_and_an_unknown_one_is_answered(capsys: pytest.CaptureF
         assert names == sorted(path.stem for path in (YAMLS / folder).glob("*.yaml"))
         assert main(["init", kind, names[0]]) == 0 and capsys.readouterr().out
     assert main(["init", "recipe", "modernbert-huge"]) == 78
-    assert "Known: adapt-decoder, albert-base, bert-base" in capsys.readouterr().err
+    assert "Known: adapt-decoder, adapt-minilm, albert-base, bert-base" in capsys.readouterr().err

@@ -72,6 +72,6 @@ def test_on_the_command_line(two: list[Path], tmp_path: Path, capsys: pytest.Cap
     assert main(["report", *map(str, two), "--out", str(tmp_path / "other.html")]) == 0
     assert (tmp_path / "other.html").read_bytes() == (tmp_path / "comparison.html").read_bytes()
     assert main(["report", *map(str, two), "optim.lr=1"]) == 78
-    assert "by their folders alone" in capsys.readouterr().err
+    assert "by their folders only" in capsys.readouterr().err
     with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read"):
         write_comparison([two[0], tmp_path / "nothing"], tmp_path / "c.html")

@@ -311,7 +311,7 @@ def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"validation": {}}, "nothing to measure on"),
+        ({"validation": {}}, "validation: empty, and at least one split is needed"),
         ({"text_columns": ["a", "b", "c"]}, "name one column, or two"),
         ({"text_columns": ["label"]}, "the text would contain the label"),
         ({"labels": ["a", "a"]}, "a name is listed twice"),
