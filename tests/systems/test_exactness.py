@@ -38,7 +38,7 @@ def test_a_killed_run_resumes_as_if_it_never_was(
     tiny_run: TinyRun, tmp_path: Path, encoder: str, objective: str
 ) -> None:
     """With dropout, where there is some, whose draws must not depend on where a run was stopped."""
-    names = {"modernbert": ("model.attention_out_dropout=0.1",), "llama": (), "gemma": (), "neobert": ()}
+    names = {"modernbert": ("model.attention_out_dropout=0.1",), "llama": (), "gemma": (), "neobert": (), "esm": ()}
     common = (*names.get(encoder, ("model.dropout=0.1",)), "checkpoint.interval_steps=3")
     whole = system(tiny_run(*common, "name=whole"), encoder, objective)
     assert main(["train", *whole]) == 0 and main(["eval", *whole]) == 0
