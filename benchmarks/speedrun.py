@@ -5,7 +5,7 @@
 downloads the text (Python projects from PyPI, by SHA-256), prepares it with a tokenizer of 8,192 entries, trains the
 recipe, measures the whole held-out text, and prints the row for docs/speedrun.md. The referee is the run's own record:
 the shards have the hashes below, it starts from nothing, and every step is in metrics.jsonl. A run that was stopped
-resumes with the same command; its CPU seconds add up in OUT/RUN.json.
+resumes with the same command; its CPU seconds add up in OUT/RECIPE.json.
 
 Rules: see docs/speedrun.md.
 """
@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import subprocess
 import sys
 import zipfile
@@ -106,7 +107,7 @@ def prepare(out: Path) -> None:
                 "validation_share": 0.0,
             }
             (out / f"{part}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
-            run(["prepare", str(out / f"{part}.yaml")])
+            must(["prepare", str(out / f"{part}.yaml")])
             tokenizer = {"path": str(folder / "tokenizer")}
         data.mkdir()
         for name, folder in (
@@ -122,23 +123,43 @@ def prepare(out: Path) -> None:
                              "tokenizer. Remove the folder to make them again.")  # fmt: skip
 
 
-def run(words: list[str]) -> float:
-    """Run a verb of the product to its end; return its CPU seconds."""
+def run(words: list[str]) -> tuple[int, float]:
+    """Run a verb of the product to its end, and pass a SIGTERM on to it; return its exit code and CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    code = subprocess.run([*MODULE, *words], check=False).returncode
+    process = subprocess.Popen([*MODULE, *words])
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the verb too
+    code = process.wait()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return code, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def must(words: list[str]) -> None:
+    """Run a verb; SystemExit if it fails."""
+    if code := run(words)[0]:
+        raise SystemExit(f"{' '.join(words[:2])}: exit code {code}")
+
+
+def train(words: list[str], clock: Path) -> float:
+    """Train to the end, or resume; return the CPU seconds of all starts, which `clock` keeps.
+
+    Raises:
+        SystemExit: the run stopped, or the seconds of an earlier start were lost with a process that was killed.
+    """
+    kept = json.loads(clock.read_text()) if clock.exists() else {"cpu_seconds": 0.0, "state": "stopped"}
+    if kept["state"] == "running":
+        raise SystemExit(
+            f"{clock}: a start was killed, so its CPU seconds are not known. Remove the run and this file."
+        )
+    if kept["state"] == "finished":
+        return float(kept["cpu_seconds"])
+    clock.write_text(json.dumps(kept | {"state": "running"}))
+    code, seconds = run(["train", *words])
+    kept = {"cpu_seconds": kept["cpu_seconds"] + seconds, "state": "stopped" if code else "finished"}
+    clock.write_text(json.dumps(kept))
     if code:
-        raise Ended(seconds, f"{' '.join(words[:2])}: exit code {code}")
-    return seconds
-
-
-class Ended(SystemExit):
-    """A verb that did not finish, with the CPU seconds that it took."""
-
-    def __init__(self, seconds: float, message: str) -> None:
-        super().__init__(message)
-        self.seconds = seconds
+        raise SystemExit(f"train: exit code {code}, after {kept['cpu_seconds']:,.0f} CPU seconds; see above")
+    return float(kept["cpu_seconds"])
 
 
 def referee(folder: Path, out: Path) -> dict[str, Any]:
@@ -168,15 +189,8 @@ def main() -> int:
     name = options.recipe.stem
     words = [str(options.recipe), f"name={name}", f"runs_folder={out / 'runs'}",
              *(f"data.{part}={out / 'data' / part}" for part in ("train", "validation", "tokenizer"))]  # fmt: skip
-    clock = out / f"{name}.json"
-    spent = json.loads(clock.read_text())["cpu_seconds"] if clock.exists() else 0.0
-    try:
-        spent += run(["train", *words])
-    except Ended as ended:
-        clock.write_text(json.dumps({"cpu_seconds": spent + ended.seconds}))
-        raise
-    clock.write_text(json.dumps({"cpu_seconds": spent}))
-    run(["eval", *words, "eval.max_tokens=null", "eval.row_tokens=512", "objective.eval_mask_rate=0.15"])
+    spent = train(words, out / f"{name}.json")
+    must(["eval", *words, "eval.max_tokens=null", "eval.row_tokens=512", "objective.eval_mask_rate=0.15"])
     found = referee(out / "runs" / name, out)
     reached = found["loss"] <= TARGET
     print(f"target {TARGET}: {'reached' if reached else 'NOT reached'}")
