@@ -7,13 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.s3 import Store
+from tests.support.store import server
 
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Store]:
-    store = Store()
-    yield store
-    store.stop()
+__all__ = ["server", "store"]
 
 
 @pytest.fixture
