@@ -33,6 +33,7 @@ def test_shards_of_another_text_are_refused(tmp_path: Path) -> None:
         speedrun.prepare(tmp_path)
 
 
+@pytest.mark.runs
 def test_cpu_seconds_of_all_starts_are_counted_and_a_lost_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
