@@ -99,8 +99,8 @@ class Running:
         reason = ""
         if outcome == FAILED:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-            told = [line for line in lines if line.startswith(("error: ", "FAILED "))]
-            last = (told or [line for line in lines if line.strip()] or ["it printed nothing"])[-1]
+            errors = [line for line in lines if line.startswith(("error: ", "FAILED "))]
+            last = (errors or [line for line in lines if line.strip()] or ["it printed nothing"])[-1]
             reason = f"exit code {self.process.returncode}: {last.strip()[:300]}"
         elif outcome == STOPPED:
             reason = f"not done after {self.part.minutes:g} minutes"

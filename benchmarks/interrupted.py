@@ -65,13 +65,13 @@ class Start:
         self.process = subprocess.Popen(
             [sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        self.said = ""
+        self.output = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
-            self.said += line
+            self.output += line
             print(line, end="", flush=True)
 
     def end(self) -> int:
@@ -119,7 +119,7 @@ def main() -> int:
         text
         for text, holds in (
             (f"after kill -9 the code was {first.process.returncode}, not 70", alone or first.process.returncode == 70),
-            ("the rank that was killed is not named", alone or "error: rank" in first.said),
+            ("the rank that was killed is not named", alone or "error: rank" in first.output),
             (f"after SIGTERM the code was {second.process.returncode}, not 75", second.process.returncode == 75),
             (f"the last start ended with {last}", last == 0),
             (f"the steps on record are {steps}", steps == list(range(1, len(steps) + 1))),

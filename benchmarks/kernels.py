@@ -112,15 +112,15 @@ def run(preset: Preset, device: torch.device, only: list[str] | None = None) -> 
         f"{rates.bytes / 1e9:.4g} GB/s (copy)"
     )
     found: list[dict[str, Any]] = []
-    told: set[tuple[str, str]] = set()  # cases that cannot be measured, printed once
+    seen: set[tuple[str, str]] = set()  # cases that cannot be measured, seen once
     for part, groups in parts(preset, device, dtype).items():
         if only is not None and part not in only:
             continue
         try:
             for group in groups():
                 lines = list(take_turns(group.cases, preset.rounds, device, rates))
-                print(table(group.title, [line for line in lines if (line.case, line.error) not in told]), flush=True)
-                told |= {(line.case, line.error) for line in lines if line.error}
+                print(table(group.title, [line for line in lines if (line.case, line.error) not in seen]), flush=True)
+                seen |= {(line.case, line.error) for line in lines if line.error}
                 found += [{"part": part, "group": group.title} | line.figures() for line in lines]
         except Exception as error:
             print(f"\n{part}: {reason(error)}", flush=True)

@@ -165,8 +165,8 @@ def report(gpu: str, cases: Sequence[Case], most: int) -> Iterator[str]:
     rows.append(["to", *(f"{each:,.0f}" for each in fastest)])
     goals = [GOALS[f"{case.size}-{case.work.row_tokens}"] for case in cases]
     for title, which in BESIDE.get(gpu, {}).items():
-        beside = zip(slowest, fastest, goals, strict=True)
-        rows.append([title, *(f"{a / goal[which]:.2f} to {b / goal[which]:.2f} x" for a, b, goal in beside)])
+        pairs = zip(slowest, fastest, goals, strict=True)
+        rows.append([title, *(f"{a / goal[which]:.2f} to {b / goal[which]:.2f} x" for a, b, goal in pairs)])
     rows.append(["bytes of a token and layer", *(f"{case.layer_bytes:,.0f}" for case in cases)])
     yield markdown_table(["", *(case.title for case in cases)], rows)
     for case, total in zip(cases, times, strict=True):

@@ -36,7 +36,7 @@ from modernbert_train.errors import DataError
 
 SAMPLE_BYTES = 4 << 20
 _TOKENISED = 1 << 20  # characters of the sample for trying a tokenizer
-LEAST_BYTES = 30_000  # of text; with less, a held-out part would be too small to measure
+MIN_BYTES = 30_000  # of text; with less, a held-out part would be too small to measure
 _DOCUMENT_BYTES = 1 << 18  # kept of one document
 _BLOCK_BYTES = 1 << 18  # of a JSONL file, read in one place
 _MOST_FILES = 400  # sampled per source
@@ -181,12 +181,12 @@ def look_at_text(paths: Sequence[str]) -> TextSample:
             for file, size in found.pop(name).files:
                 _count(passed_over, file, size)
     sample = _joined(found, {name: parts[name] for name in found}, passed_over, _ended(long))
-    if sample.text_bytes < LEAST_BYTES:
+    if sample.text_bytes < MIN_BYTES:
         seen = f"{size_text(sample.text_bytes)} of text in {shown(sample.taken)}" if found else "no text"
         others = f"; not read: {shown(passed_over)}" if passed_over else ""
         why = f" ({left_out[0].id}: {left_out[0].detail})" if left_out and not found else ""
         raise DataError(
-            f"{', '.join(paths)}: {seen}{others}{why}. A model needs {size_text(LEAST_BYTES)} at least, and learns "
+            f"{', '.join(paths)}: {seen}{others}{why}. A model needs {size_text(MIN_BYTES)} at least, and learns "
             f"little from less than some megabytes. {_READ}"
         )
     return sample

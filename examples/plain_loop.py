@@ -168,10 +168,10 @@ def numbers_of_all_ranks(
 ) -> tuple[float, float]:
     """Return the global loss and the gradient's squared norm, with one all-reduce and the only host sync."""
     known = torch.tensor([counts[term] for term in terms], dtype=torch.float64).to(next(iter(sums.values())).device)
-    told = torch.cat([torch.stack([*sums.values()]), known, squared_gradient(model).view(1)])
+    totals = torch.cat([torch.stack([*sums.values()]), known, squared_gradient(model).view(1)])
     if dist.is_initialized():
-        dist.all_reduce(told)
-    *numbers, squared_norm = told.tolist()
+        dist.all_reduce(totals)
+    *numbers, squared_norm = totals.tolist()
     losses = [each / max(1.0, count) for each, count in zip(numbers, numbers[len(terms) :], strict=False)]
     return sum(weight * loss for weight, loss in zip(terms.values(), losses, strict=True)), squared_norm
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from datasets import load_dataset
 
-MOST_PAIRS = 4  # of a document
+MAX_PAIRS = 4  # of a document
 _HEADING = re.compile(r"^(#{1,4})\s+(.+?)\s*#*$|^(\S.*)\n(?:=|-|~|\^){3,}$", re.MULTILINE)
 _MARKUP = re.compile(r"`+|\*\*|\{#.*?\}|\[([^\]]*)\]\([^)]*\)|:[a-z:]+:`([^`<]*)[^`]*`")
 
@@ -47,21 +47,21 @@ def functions(text: str) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        said, first = ast.get_docstring(node), node.body[0]
-        if not said or first.end_lineno is None or node.end_lineno is None or len(node.body) < 2:
+        docstring, first = ast.get_docstring(node), node.body[0]
+        if not docstring or first.end_lineno is None or node.end_lineno is None or len(node.body) < 2:
             continue
         code = lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno : node.end_lineno]
         if 3 <= len(code) <= 150:
-            sentence = re.split(r"(?<=[.!?])\s|\n\s*\n", said.strip(), maxsplit=1)[0]
+            sentence = re.split(r"(?<=[.!?])\s|\n\s*\n", docstring.strip(), maxsplit=1)[0]
             yield " ".join(sentence.split()), "\n".join(code)
 
 
 def pairs(text: str, path: str) -> Iterator[tuple[str, str]]:
-    """At most `MOST_PAIRS` pairs of a document, spread over it."""
+    """At most `MAX_PAIRS` pairs of a document, spread over it."""
     kind = Path(path.partition("#")[0]).suffix
     made = functions(text) if kind == ".py" else sections(text) if kind in (".md", ".rst", ".txt", ".mdx") else iter(())
     good = [(query, answer) for query, answer in made if len(query.split()) > 3 and query.lower() not in answer.lower()]
-    yield from good[:: max(1, len(good) // MOST_PAIRS)][:MOST_PAIRS]
+    yield from good[:: max(1, len(good) // MAX_PAIRS)][:MAX_PAIRS]
 
 
 def main() -> None:

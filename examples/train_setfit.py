@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HEAD, LABELS = "head.safetensors", "config_setfit.json"  # the second is the library's
-MOST_TEXTS = 3_000  # the library first lists all pairs, 4.5 million of this many texts
+MAX_TEXTS = 3_000  # the library first lists all pairs, 4.5 million of this many texts
 
 
 class Example(NamedTuple):
@@ -71,11 +71,11 @@ def build(encoder: Path, classes: Sequence[str], max_tokens: int | None = None, 
     return SetFitModel(body, LogisticRegression(), labels=list(classes))
 
 
-def accuracy(told: Any, labels: Any) -> dict[str, float]:
+def accuracy(predicted: Any, labels: Any) -> dict[str, float]:
     """Return the share of correctly classified texts."""
     import numpy as np
 
-    return {"accuracy": float(np.mean(np.asarray(told) == np.asarray(labels)))}
+    return {"accuracy": float(np.mean(np.asarray(predicted) == np.asarray(labels)))}
 
 
 def fit(model: Any, texts: Sequence[str], numbers: Sequence[int], options: argparse.Namespace) -> None:
@@ -102,8 +102,8 @@ def fit(model: Any, texts: Sequence[str], numbers: Sequence[int], options: argpa
 
 def measure(model: Any, examples: Sequence[Example], classes: Sequence[str]) -> dict[str, float]:
     """Return the accuracy; texts of classes unseen in training count as wrong."""
-    told = model.predict([each.text for each in examples], use_labels=False, as_numpy=True)
-    return accuracy(told, [classes.index(each.label) if each.label in classes else -1 for each in examples])
+    predicted = model.predict([each.text for each in examples], use_labels=False, as_numpy=True)
+    return accuracy(predicted, [classes.index(each.label) if each.label in classes else -1 for each in examples])
 
 
 def save(model: Any, folder: Path) -> None:
@@ -152,10 +152,10 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     classes = sorted({each.label for each in train})
     drawn = draw(train, options.shots, options.seed)
-    if len(classes) < 2 or len(drawn) > MOST_TEXTS:
+    if len(classes) < 2 or len(drawn) > MAX_TEXTS:
         raise SystemExit(
             f"--shots {options.shots}: {len(drawn):,} texts of {len(classes)} classes were drawn. At least "
-            f"2 classes are needed, and {MOST_TEXTS:,} texts are the most that the library can pair."
+            f"2 classes are needed, and {MAX_TEXTS:,} texts are the most that the library can pair."
         )
     texts, numbers = [each.text for each in drawn], [classes.index(each.label) for each in drawn]
     model = build(options.model, classes, options.max_tokens, options.seed)

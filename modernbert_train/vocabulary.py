@@ -176,8 +176,8 @@ def partial_roles(path: str | Path) -> dict[str, str]:
     file = _file(path)
     require_own_files(file.parent)
     parsed = read_once(file, _parse)
-    beside = [file.parent / name for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)] if file.name == TOKENIZER else []
-    named = [read_once(each, _named_tokens) for each in beside if each.is_file()]
+    sidecars = [file.parent / name for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)] if file.name == TOKENIZER else []
+    named = [read_once(each, _named_tokens) for each in sidecars if each.is_file()]
     ends = dict(zip(("cls", "sep"), parsed.ends, strict=True))
     found = {}
     for role, ours in CONVENTION.items():

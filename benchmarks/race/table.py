@@ -63,10 +63,10 @@ def write_table(protocol: Protocol, rows: Mapping[str, Row], finalists: Sequence
         for arm, values in sorted(losses.items(), key=lambda each: statistics.fmean(each[1])):
             row = next(row for row in rows.values() if (row["size"], row["arm"]) == (size, arm) and counts(row))
             mean, tokens = statistics.fmean(values), f"{row['tokens']:,}" if "tokens" in row else "none"
-            said = "the reference" if arm == protocol.reference else verdict(
+            judgement = "the reference" if arm == protocol.reference else verdict(
                 mean, len(values), base, len(reference), spread, protocol.tree["standard_errors"])  # fmt: skip
             lines.append(f"| {size} | {arm} | {row['multiple']:g} | {tokens} | {mean:.4f} | {len(values)} "
-                         f"| {mean - base:+.4f} | {said} |")  # fmt: skip
+                         f"| {mean - base:+.4f} | {judgement} |")  # fmt: skip
         lines += ["", *_noise(protocol, rows, size, spread)]
     if finalists:
         lines += ["", f"Finalists: {', '.join(finalists)}."]
@@ -81,8 +81,8 @@ def _noise(protocol: Protocol, rows: Mapping[str, Row], size: str, spread: float
     first = {(row["arm"], row["seed"]): row["loss"] for row in rows.values() if row["share"] == 1 and not row["repeat"]
              and row["size"] == size}  # fmt: skip
     apart = [abs(row["loss"] - first[row["arm"], row["seed"]]) for row in again]
-    told = f"{size}: standard deviation over seeds {spread:.4f}"
-    return [told + (f"; the same run repeated differs by {max(apart):g}." if apart else ".")]
+    summary = f"{size}: standard deviation over seeds {spread:.4f}"
+    return [summary + (f"; the same run repeated differs by {max(apart):g}." if apart else ".")]
 
 
 def _picture(protocol: Protocol, rows: Mapping[str, Row]) -> str:

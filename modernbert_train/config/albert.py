@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Literal
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
+from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH, ModelConfig
 from modernbert_train.core.text import plural
 
 _LAYERS = "model.layers."  # prefix of the parameters of `Encoder.layers`
@@ -24,22 +24,22 @@ class AlbertConfig(ModelConfig):
     """
 
     name: str = "albert"
-    vocab_size: int = knob(30000, above=0, high=MOST_WIDTH)  # rows of the embedding, at least the tokenizer's entries
+    vocab_size: int = knob(30000, above=0, high=MAX_WIDTH)  # rows of the embedding, at least the tokenizer's entries
     embedding_size: int = knob(
-        128, above=0, high=MOST_WIDTH
+        128, above=0, high=MAX_WIDTH
     )  # width of the tables, before the projection to hidden_size
-    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)  # large: 1,024; xlarge: 2,048; xxlarge: 4,096
+    hidden_size: int = knob(768, above=0, high=MAX_WIDTH)  # large: 1,024; xlarge: 2,048; xxlarge: 4,096
     # layers that a token passes through, with or without shared weights; large and xlarge: 24
-    num_layers: int = knob(12, above=0, high=MOST_LAYERS)
-    num_heads: int = knob(12, above=0, high=MOST_WIDTH)  # large and xlarge: 16; xxlarge: 64
-    intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)  # 4 times hidden_size in all
+    num_layers: int = knob(12, above=0, high=MAX_LAYERS)
+    num_heads: int = knob(12, above=0, high=MAX_WIDTH)  # large and xlarge: 16; xxlarge: 64
+    intermediate_size: int = knob(3072, above=0, high=MAX_WIDTH)  # 4 times hidden_size in all
     # attention and feed-forward, each with the norm after it; none: every layer has its own
     sharing: Literal["all", "attention", "ffn", "none"] = "all"
-    groups: int = knob(1, above=0, high=MOST_LAYERS)  # layers of different groups share nothing
-    group_layers: int = knob(1, above=0, high=MOST_LAYERS)  # different layers of a group, which alternate
+    groups: int = knob(1, above=0, high=MAX_LAYERS)  # layers of different groups share nothing
+    group_layers: int = knob(1, above=0, high=MAX_LAYERS)  # different layers of a group, which alternate
     # tokens of the longest sequence, special ones included; each has a learned vector
-    max_positions: int = knob(512, above=0, high=MOST_WIDTH)
-    segments: int = knob(2, above=0, high=MOST_WIDTH)  # token types: 2 for pairs of texts
+    max_positions: int = knob(512, above=0, high=MAX_WIDTH)
+    segments: int = knob(2, above=0, high=MAX_WIDTH)  # token types: 2 for pairs of texts
     # Google's tanh formula; version 1 is run with the exact one (erf) by transformers
     activation: Literal["gelu", "gelu_tanh"] = "gelu_tanh"
     norm_eps: float = knob(1e-12, above=0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
+from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH, ModelConfig
 from modernbert_train.core.text import plural
 
 
@@ -20,14 +20,14 @@ class BertShape(ModelConfig):
     """Common keys of BERT and DistilBERT. The defaults are BERT-base, uncased."""
 
     # rows of the embedding, at least the tokenizer's entries; RoBERTa: 50,265
-    vocab_size: int = knob(30522, above=0, high=MOST_WIDTH)
-    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)  # large: 1,024
-    num_layers: int = knob(12, above=0, high=MOST_LAYERS)  # large: 24
-    num_heads: int = knob(12, above=0, high=MOST_WIDTH)  # large: 16; heads are 64 wide in both
+    vocab_size: int = knob(30522, above=0, high=MAX_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MAX_WIDTH)  # large: 1,024
+    num_layers: int = knob(12, above=0, high=MAX_LAYERS)  # large: 24
+    num_heads: int = knob(12, above=0, high=MAX_WIDTH)  # large: 16; heads are 64 wide in both
     # width between the two matrices of the feed-forward; large: 4,096
-    intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
+    intermediate_size: int = knob(3072, above=0, high=MAX_WIDTH)
     # tokens of the longest sequence, special ones included; each has a learned vector
-    max_positions: int = knob(512, above=0, high=MOST_WIDTH)
+    max_positions: int = knob(512, above=0, high=MAX_WIDTH)
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf), as in transformers; or Google's tanh formula
     norm_eps: float = knob(1e-12, above=0)  # RoBERTa: 1e-5
     # after the embeddings, the attention's projection (not in DistilBERT) and the feed-forward, in training only
@@ -50,9 +50,9 @@ class BertConfig(BertShape):
 
     name: str = "bert"
     # token types: 2 for pairs of texts; RoBERTa: 1
-    segments: int = knob(2, above=0, high=MOST_WIDTH)
+    segments: int = knob(2, above=0, high=MAX_WIDTH)
     # rows of the position table before the first token's; RoBERTa: id of [PAD] + 1, which is 2
-    position_offset: int = knob(0, low=0, high=MOST_WIDTH)
+    position_offset: int = knob(0, low=0, high=MAX_WIDTH)
 
     @property
     def title(self) -> tuple[str, str | None]:
@@ -88,7 +88,7 @@ class DistilBertConfig(BertShape):
     """
 
     name: str = "distilbert"
-    num_layers: int = knob(6, above=0, high=MOST_LAYERS)
+    num_layers: int = knob(6, above=0, high=MAX_LAYERS)
     projection_dropout = False
 
     pooler_activation = "relu"
@@ -114,18 +114,18 @@ class EsmConfig(ModelConfig):
 
     name: str = "esm"
     # rows of the embedding, at least the tokenizer's entries; ESM-2's tokenizer: 33
-    vocab_size: int = knob(64, above=0, high=MOST_WIDTH)
-    hidden_size: int = knob(640, above=0, high=MOST_WIDTH)
-    num_layers: int = knob(30, above=0, high=MOST_LAYERS)
-    num_heads: int = knob(20, above=0, high=MOST_WIDTH)
+    vocab_size: int = knob(64, above=0, high=MAX_WIDTH)
+    hidden_size: int = knob(640, above=0, high=MAX_WIDTH)
+    num_layers: int = knob(30, above=0, high=MAX_LAYERS)
+    num_heads: int = knob(20, above=0, high=MAX_WIDTH)
     # width between the two matrices of the feed-forward
-    intermediate_size: int = knob(2560, above=0, high=MOST_WIDTH)
+    intermediate_size: int = knob(2560, above=0, high=MAX_WIDTH)
     rope_theta: float = knob(10_000.0, above=0, phased=True)  # base of the rotary positions
     # masked tokens are zero, and the others are scaled as if 12 % of a sequence were masked, which is the share in
     # training: 80 % of the 15 % of `mask_rate`
     token_dropout: bool = True
     # id of [MASK] for token_dropout; 4 in the tokenizers made here, 32 in ESM-2's
-    mask_id: int = knob(4, low=0, high=MOST_WIDTH)
+    mask_id: int = knob(4, low=0, high=MAX_WIDTH)
     norm_eps: float = knob(1e-5, above=0)
     # truncated normal, the same for all matrices
     init_std: float = knob(0.02, above=0, training=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
+from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +26,19 @@ class DebertaConfig(ModelConfig):
     # projections, one vector for each distance, and the projection of keys lacks a bias
     version: Literal["v1", "v2"] = "v2"
     # rows of the embedding, at least the tokenizer's entries; v1: 50,265
-    vocab_size: int = knob(128100, above=0, high=MOST_WIDTH)
+    vocab_size: int = knob(128100, above=0, high=MAX_WIDTH)
     # width of the embedding, before a projection to hidden_size; None: hidden_size, as published
-    embedding_size: int | None = knob(None, above=0, high=MOST_WIDTH)
-    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)  # xsmall: 384; large: 1,024
-    num_layers: int = knob(12, above=0, high=MOST_LAYERS)  # small: 6; large: 24
-    num_heads: int = knob(12, above=0, high=MOST_WIDTH)  # xsmall: 6; large: 16; heads are 64 wide in all
+    embedding_size: int | None = knob(None, above=0, high=MAX_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MAX_WIDTH)  # xsmall: 384; large: 1,024
+    num_layers: int = knob(12, above=0, high=MAX_LAYERS)  # small: 6; large: 24
+    num_heads: int = knob(12, above=0, high=MAX_WIDTH)  # xsmall: 6; large: 16; heads are 64 wide in all
     # width between the two matrices of the feed-forward; xsmall: 1,536; large: 4,096
-    intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
-    max_positions: int = knob(512, above=0, high=MOST_WIDTH, phased=True)  # tokens of the longest sequence
+    intermediate_size: int = knob(3072, above=0, high=MAX_WIDTH)
+    max_positions: int = knob(512, above=0, high=MAX_WIDTH, phased=True)  # tokens of the longest sequence
     # vectors of distances in each direction; v1: 512, for one distance each
-    buckets: int = knob(256, above=1, high=MOST_WIDTH)
+    buckets: int = knob(256, above=1, high=MAX_WIDTH)
     # larger distances count as this one; v1: the same as buckets
-    max_distance: int = knob(512, above=0, high=MOST_WIDTH, phased=True)
+    max_distance: int = knob(512, above=0, high=MAX_WIDTH, phased=True)
     # tokens that a convolution of the embedding spans, added after the first layer; 0: none; v2-xlarge: 3
     convolution: int = knob(0, low=0, high=99)
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf)

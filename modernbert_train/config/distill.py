@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import MOST_WIDTH, ModelConfig
+from modernbert_train.config.model import MAX_WIDTH, ModelConfig
 from modernbert_train.config.objective import MaskedLmConfig
 
 BESIDE = ("kl", "cosine", "mse", "pooled")  # terms that need the teacher
@@ -39,7 +39,7 @@ class DistillConfig(MaskedLmConfig):
     # weight of 1 - cosine of both text embeddings: the means of the hidden states, as in embedding models
     pooled_weight: float = knob(0.0, low=0)
     # the teacher's hidden_size, if it differs from the model's: a trained matrix projects hidden states to it
-    teacher_width: int | None = knob(None, above=0, high=MOST_WIDTH)
+    teacher_width: int | None = knob(None, above=0, high=MAX_WIDTH)
     teacher_precision: Literal["auto", "fp32", "bf16"] = "auto"  # precision of the teacher; auto: the run's
 
     title = "masked-language modelling with a teacher (knowledge distillation)", "1910.01108"

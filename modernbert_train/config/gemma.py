@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.llama import LlamaConfig
-from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH
+from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH
 from modernbert_train.config.objective import Order
 
 
@@ -16,20 +16,20 @@ class GemmaConfig(LlamaConfig):
     """Gemma 3 (arXiv 2503.19786), an encoder, or with `objective.name=causal` a decoder. The defaults are its 270 M."""
 
     name: str = "gemma"
-    vocab_size: int = knob(262_144, above=0, high=MOST_WIDTH)
-    hidden_size: int = knob(640, above=0, high=MOST_WIDTH)
-    num_layers: int = knob(18, above=0, high=MOST_LAYERS)
-    num_heads: int = knob(4, above=0, high=MOST_WIDTH)
-    key_value_heads: int | None = knob(1, above=0, high=MOST_WIDTH)
-    head_width: int | None = knob(256, above=0, high=MOST_WIDTH)
-    intermediate_size: int = knob(2048, above=0, high=MOST_WIDTH)
+    vocab_size: int = knob(262_144, above=0, high=MAX_WIDTH)
+    hidden_size: int = knob(640, above=0, high=MAX_WIDTH)
+    num_layers: int = knob(18, above=0, high=MAX_LAYERS)
+    num_heads: int = knob(4, above=0, high=MAX_WIDTH)
+    key_value_heads: int | None = knob(1, above=0, high=MAX_WIDTH)
+    head_width: int | None = knob(256, above=0, high=MAX_WIDTH)
+    intermediate_size: int = knob(2048, above=0, high=MAX_WIDTH)
     rope_theta: float = knob(1_000_000.0, above=0, phased=True)  # of global layers
     local_rope_theta: float = knob(10_000.0, above=0, phased=True)
     local_rope_scaled: bool = knob(False, phased=True)  # rope_scaling is also of local layers
     # window of local layers in tokens: in causal order the token and those before it, else half on each side and itself
-    local_attention: int = knob(512, above=1, high=MOST_WIDTH)
+    local_attention: int = knob(512, above=1, high=MAX_WIDTH)
     # layers n, 2n, ..., counted from 1, attend globally
-    global_every: int = knob(6, above=0, high=MOST_WIDTH)
+    global_every: int = knob(6, above=0, high=MAX_WIDTH)
     qk_norm: bool = True
     norm_eps: float = knob(1e-6, above=0)
     single_class = True

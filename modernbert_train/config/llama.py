@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, RotaryConfig
+from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH, RotaryConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,15 +19,15 @@ class LlamaConfig(RotaryConfig):
 
     name: str = "llama"
     # rows of the embedding, at least the tokenizer's entries
-    vocab_size: int = knob(128_256, above=0, high=MOST_WIDTH)
-    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)
-    num_layers: int = knob(12, above=0, high=MOST_LAYERS)
-    num_heads: int = knob(12, above=0, high=MOST_WIDTH)
+    vocab_size: int = knob(128_256, above=0, high=MAX_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MAX_WIDTH)
+    num_layers: int = knob(12, above=0, high=MAX_LAYERS)
+    num_heads: int = knob(12, above=0, high=MAX_WIDTH)
     # heads of keys and values, each shared by num_heads / key_value_heads heads of queries; None: num_heads
-    key_value_heads: int | None = knob(None, above=0, high=MOST_WIDTH)
-    head_width: int | None = knob(None, above=0, high=MOST_WIDTH)  # None: hidden_size / num_heads
+    key_value_heads: int | None = knob(None, above=0, high=MAX_WIDTH)
+    head_width: int | None = knob(None, above=0, high=MAX_WIDTH)  # None: hidden_size / num_heads
     # width after the gate; the input projection is twice as wide
-    intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
+    intermediate_size: int = knob(3072, above=0, high=MAX_WIDTH)
     rope_theta: float = knob(250_000.0, above=0, phased=True)  # base of the rotary positions
     qk_norm: bool = False  # a norm of each head's queries and keys, before the rotation
     qkv_bias: bool = False  # biases of the projections to queries, keys and values

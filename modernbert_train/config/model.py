@@ -15,8 +15,8 @@ from omegaconf import MISSING
 from modernbert_train.config.knob import architecture_keys, knob
 
 # Beyond every known model; larger numbers in an untrusted file would build layers, or fill memory, without end.
-MOST_LAYERS = 1_000
-MOST_WIDTH = 1 << 24
+MAX_LAYERS = 1_000
+MAX_WIDTH = 1 << 24
 CLASSIFIER_WEIGHT, POOLER_WEIGHT = "classifier.weight", "pooler.dense.weight"  # initialized by a fine-tuning
 
 
@@ -31,11 +31,11 @@ class ModelConfig:
     """Keys of every encoder."""
 
     name: str = MISSING
-    vocab_size: int = knob(above=0, high=MOST_WIDTH)
-    hidden_size: int = knob(above=0, high=MOST_WIDTH)
-    num_layers: int = knob(above=0, high=MOST_LAYERS)
-    num_heads: int = knob(above=0, high=MOST_WIDTH)
-    intermediate_size: int = knob(above=0, high=MOST_WIDTH)
+    vocab_size: int = knob(above=0, high=MAX_WIDTH)
+    hidden_size: int = knob(above=0, high=MAX_WIDTH)
+    num_layers: int = knob(above=0, high=MAX_LAYERS)
+    num_heads: int = knob(above=0, high=MAX_WIDTH)
+    intermediate_size: int = knob(above=0, high=MAX_WIDTH)
     norm_eps: float = knob(above=0)
     init_std: float = knob(above=0, training=True)
     init_cutoff: float = knob(above=0, training=True)
@@ -225,7 +225,7 @@ class RotaryConfig(ModelConfig):
     rope_scaling: Literal["none", "linear", "llama3", "yarn"] = knob("none", phased=True)
     rope_factor: float = knob(1.0, low=1, phased=True)  # texts are longer by this factor
     # tokens of the longest text before scaling; an angle is slow or fast by its full turns within such a text
-    rope_original_tokens: int = knob(8192, above=0, high=MOST_WIDTH, phased=True)
+    rope_original_tokens: int = knob(8192, above=0, high=MAX_WIDTH, phased=True)
     rope_low_freq: float = knob(1.0, above=0, phased=True)  # llama3: angles with fewer turns are slow
     rope_high_freq: float = knob(4.0, above=0, phased=True)  # llama3: angles with more turns are fast
     rope_beta_slow: float = knob(1.0, above=0, phased=True)  # yarn: as rope_low_freq
@@ -280,16 +280,16 @@ class ModernBertConfig(RotaryConfig):
 
     name: str = "modernbert"
     # rows of the embedding, at least the tokenizer's entries; multiples of 64 are faster
-    vocab_size: int = knob(50368, above=0, high=MOST_WIDTH)
-    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)
-    num_layers: int = knob(22, above=0, high=MOST_LAYERS)
-    num_heads: int = knob(12, above=0, high=MOST_WIDTH)
+    vocab_size: int = knob(50368, above=0, high=MAX_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MAX_WIDTH)
+    num_layers: int = knob(22, above=0, high=MAX_LAYERS)
+    num_heads: int = knob(12, above=0, high=MAX_WIDTH)
     # width after the gate; the GeGLU input projection is twice as wide
-    intermediate_size: int = knob(1152, above=0, high=MOST_WIDTH)
+    intermediate_size: int = knob(1152, above=0, high=MAX_WIDTH)
     # layers 0, n, 2n, ... attend globally, the others within local_attention
-    global_attn_every_n_layers: int = knob(3, above=0, high=MOST_WIDTH)
+    global_attn_every_n_layers: int = knob(3, above=0, high=MAX_WIDTH)
     # window of local layers in tokens, half on each side, both ends included
-    local_attention: int = knob(128, above=0, high=MOST_WIDTH)
+    local_attention: int = knob(128, above=0, high=MAX_WIDTH)
     # RoPE base of global layers; 160,000 for 8,192 tokens
     global_rope_theta: float = knob(10_000.0, above=0, phased=True)
     local_rope_theta: float = knob(10_000.0, above=0, phased=True)  # the same of local layers

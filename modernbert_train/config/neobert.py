@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import CLASSIFIER_WEIGHT, MOST_LAYERS, MOST_WIDTH, POOLER_WEIGHT, ModelConfig
+from modernbert_train.config.model import CLASSIFIER_WEIGHT, MAX_LAYERS, MAX_WIDTH, POOLER_WEIGHT, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +15,12 @@ class NeoBertConfig(ModelConfig):
 
     name: str = "neobert"
     # rows of the embedding and of the decoder, which are not tied; at least the tokenizer's entries
-    vocab_size: int = knob(30_522, above=0, high=MOST_WIDTH)
-    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)
-    num_layers: int = knob(28, above=0, high=MOST_LAYERS)
-    num_heads: int = knob(12, above=0, high=MOST_WIDTH)
+    vocab_size: int = knob(30_522, above=0, high=MAX_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MAX_WIDTH)
+    num_layers: int = knob(28, above=0, high=MAX_LAYERS)
+    num_heads: int = knob(12, above=0, high=MAX_WIDTH)
     # width after the gate, a multiple of 8; the published config.json has 3/2 of it
-    intermediate_size: int = knob(2048, above=0, high=MOST_WIDTH)
+    intermediate_size: int = knob(2048, above=0, high=MAX_WIDTH)
     norm_eps: float = knob(1e-5, above=0)
     # standard deviation for all matrices: so wide that its truncated middle is uniform, as in the published code
     init_std: float = knob(1.0, above=0, training=True)

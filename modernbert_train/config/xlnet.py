@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from modernbert_train.config.knob import knob
-from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH, ModelConfig
+from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH, ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +20,12 @@ class XLNetConfig(ModelConfig):
 
     name: str = "xlnet"
     # rows of the embedding, at least the tokenizer's entries
-    vocab_size: int = knob(32000, above=0, high=MOST_WIDTH)
-    hidden_size: int = knob(768, above=0, high=MOST_WIDTH)  # large: 1,024
-    num_layers: int = knob(12, above=0, high=MOST_LAYERS)  # large: 24
-    num_heads: int = knob(12, above=0, high=MOST_WIDTH)  # large: 16; heads are 64 wide in both
+    vocab_size: int = knob(32000, above=0, high=MAX_WIDTH)
+    hidden_size: int = knob(768, above=0, high=MAX_WIDTH)  # large: 1,024
+    num_layers: int = knob(12, above=0, high=MAX_LAYERS)  # large: 24
+    num_heads: int = knob(12, above=0, high=MAX_WIDTH)  # large: 16; heads are 64 wide in both
     # width between the two matrices of the feed-forward; large: 4,096
-    intermediate_size: int = knob(3072, above=0, high=MOST_WIDTH)
+    intermediate_size: int = knob(3072, above=0, high=MAX_WIDTH)
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf), as in transformers; or the published code's tanh
     norm_eps: float = knob(1e-12, above=0)
     # of embeddings, of the table of distances, after the attention's projection, within and after the feed-forward, and

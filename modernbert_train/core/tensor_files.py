@@ -113,7 +113,7 @@ class Written:
     not_finite: list[str]
 
 
-def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], object] = lambda: None) -> Written:
+def write_hashed(path: Path, tensors: Mapping[str, Tensor], on_sync: Callable[[], object] = lambda: None) -> Written:
     """Write a new file and sync it to disk, in one pass over the tensors and without holding the GIL.
 
     The hash is of the intended contents. Reading the file back would read the page cache, which would reveal losses on
@@ -122,7 +122,7 @@ def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], o
     Args:
         path: of the file, which must not exist.
         tensors: on the CPU.
-        told: called after each sync.
+        on_sync: called after each sync.
 
     Raises:
         OSError: the disk refuses it.
@@ -154,7 +154,7 @@ def write_hashed(path: Path, tensors: Mapping[str, Tensor], told: Callable[[], o
                 if unsynced >= _SYNC_BYTES:
                     os.fdatasync(file.fileno())
                     unsynced = 0
-                told()
+                on_sync()
             if not finite:
                 not_finite.add(name)
         os.fsync(file.fileno())

@@ -255,8 +255,8 @@ class _Watch:
         if isinstance(error, RunError):
             rank, host = error.at_fault or (self._rank, socket.gethostname())
             return _entry(Verdict(rank, host, str(error), blames=error.at_fault is not None), error.exit_code)
-        said = " ".join(str(error).split())  # CUDA errors have several lines, and the last one is uninformative
-        text = f"{type(error).__name__}: {said.rstrip('.')}. Its own output has the traceback."
+        message = " ".join(str(error).split())  # CUDA errors have several lines, and the last one is uninformative
+        text = f"{type(error).__name__}: {message.rstrip('.')}. Its own output has the traceback."
         return _entry(self._verdict(text)._replace(blames=_is_of_machine(error)), RunError.exit_code)
 
     def _verdict(self, text: str) -> Verdict:

@@ -245,8 +245,8 @@ def rows_of_all(rows_ND: Tensor, about: T) -> tuple[Tensor, list[T], slice]:
     Returns:
         All rows, each rank's `about`, and the slice of this rank's rows.
     """
-    told = gather_from_all((len(rows_ND), about))
-    counts, known = [count for count, _ in told], [each for _, each in told]
+    by_rank = gather_from_all((len(rows_ND), about))
+    counts, known = [count for count, _ in by_rank], [each for _, each in by_rank]
     first = sum(counts[: this_rank()])
     own = slice(first, first + len(rows_ND))
     if num_ranks() == 1:

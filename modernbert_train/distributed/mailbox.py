@@ -37,13 +37,13 @@ class Mailbox:
         """
         self._ask(lambda: self._store.set(f"{self._name}/{key}", json.dumps(message)))
 
-    def collect(self, keys: Sequence[str], seconds: float, told: Callable[[], object] = lambda: None) -> list[Any]:
+    def collect(self, keys: Sequence[str], seconds: float, on_poll: Callable[[], object] = lambda: None) -> list[Any]:
         """Return the messages under some keys, waiting until all of them are there.
 
         Args:
             keys: of the messages.
             seconds: longest wait.
-            told: called at each poll.
+            on_poll: called at each poll.
 
         Raises:
             RunError: the store is gone.
@@ -55,7 +55,7 @@ class Mailbox:
             if time.monotonic() > deadline:
                 there = [self._ask(partial(self._store.check, [name])) for name in names]
                 raise TimeoutError([key for key, found in zip(keys, there, strict=True) if not found])
-            told()
+            on_poll()
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_SECONDS)
         return [json.loads(self._ask(partial(self._store.get, name))) for name in names]

@@ -36,15 +36,15 @@ def read_once_per_node(ask: Callable[[], T], *reads: Callable[[Path], Any]) -> T
             ask()
         found = [known(read, paths) for read in reads]
     with _small(pickle.dumps(found)) as message:
-        told = gather_from_all(message)
-        mine = told[this_rank() - local_rank()]
+        messages = gather_from_all(message)
+        mine = messages[this_rank() - local_rank()]
         if local_rank() != 0:
             with suppress(OSError, ValueError):  # missing or damaged here: the rank then reads for itself
                 content = mine if isinstance(mine, bytes) else Path(mine).read_bytes()
                 # empty if it could not be written
                 for read, each in zip(reads, pickle.loads(content), strict=False):
                     learn(read, each)
-        if str in map(type, told):
+        if str in map(type, messages):
             wait_for_all()  # before the file is removed
     return ask()
 

@@ -49,12 +49,12 @@ def wait_for_store(host: str, port: int, seconds: float, tell: Callable[[str], N
         TimeoutError: no store appeared; the message names what listens there instead.
     """
     deadline = time.monotonic() + seconds
-    told = None
+    reported = None
     while (found := who_listens(host, port)) != "store":
         what = "something else has the port" if found == "other" else "nothing answers"
         if time.monotonic() > deadline:
             raise TimeoutError(f"{host}:{port}: {what} for {round(seconds, 1):g} s")
-        if told != found:
+        if reported != found:
             tell(f"waiting for {host}:{port}: {what}")
-            told = found
+            reported = found
         time.sleep(LOOK_SECONDS)

@@ -132,9 +132,9 @@ def _is_chosen(name: str, wanted: str) -> bool:
 
 def _interfaces(environment: Mapping[str, str], root: Path) -> str:
     """Return NCCL's interfaces for TCP: the configured ones, else ib*, else all except docker* and lo, else any."""
-    told = environment.get("NCCL_SOCKET_IFNAME")
-    if told:
-        return f"NCCL_SOCKET_IFNAME={told}"
+    named = environment.get("NCCL_SOCKET_IFNAME")
+    if named:
+        return f"NCCL_SOCKET_IFNAME={named}"
     folder = root / "sys/class/net"
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     names = [name for name in names if _line(folder / name / "operstate") in ("up", "unknown")]

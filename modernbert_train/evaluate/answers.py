@@ -62,8 +62,8 @@ def told_answers(
             at += number + 1
             if found is not None and (best.score is None or found[2] > best.score):
                 start, end, score = int(own[0][found[0]]), int(own[1][found[1]]), found[2]
-                said = text["context"][start:end]
-                best = Told(said.strip(), start + len(said) - len(said.lstrip()), score, None)
+                chosen = text["context"][start:end]
+                best = Told(chosen.strip(), start + len(chosen) - len(chosen.lstrip()), score, None)
         best = best._replace(null_score=null_score)
         above = 0.0 if best.score is None or null_score is None else null_score - best.score
         if objective.unanswerable and above > objective.null_threshold:

@@ -36,7 +36,7 @@ from modernbert_train.vocabulary import Vocabulary
 _SPANS = "spans_Q2"
 
 
-def most_tokens(phase: PhaseConfig) -> int:
+def max_tokens(phase: PhaseConfig) -> int:
     """Return the longest text that fits a row of a phase, without special tokens; longer texts are cut."""
     return phase.row_tokens - SPECIAL_TOKENS
 
@@ -150,7 +150,7 @@ def plan_rows(lengths: Iterable[int], phase: PhaseConfig, objective: ObjectiveCo
     """Pack all texts into rows of the phase's length, and add empty rows until every rank has whole microbatches."""
     packer = GreedyPacker(phase.row_tokens, WINDOW, 1 << 62)
     for number, length in enumerate(lengths):
-        packer.place(Chunk(0, number, 0, min(int(length), most_tokens(phase))))
+        packer.place(Chunk(0, number, 0, min(int(length), max_tokens(phase))))
     packer.flush()
     block = max(1, phase.microbatch_rows)
     rows: tuple[Row, ...] = tuple(packer.ready)

@@ -72,9 +72,9 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
         if this_rank() == 0:
             weights = found.weights_hash
             for name, measured in figures.items():
-                text, told = facts.validation, _plain(measured) if name == HELD_OUT else measured
+                text, named = facts.validation, _plain(measured) if name == HELD_OUT else measured
                 title = name if name != HELD_OUT or text is None else f"{name}, data {text.card.index_sha256[:12]}"
-                keep_result(found.folder, title, told, step=found.step, weights=weights)
+                keep_result(found.folder, title, named, step=found.step, weights=weights)
     return figures
 
 
@@ -87,10 +87,10 @@ def _plain(held_out: dict[str, float]) -> dict[str, float]:
 def describe(result: Evaluation, predicted_share: float, checkpoint: str) -> str:
     """Return the figures as a small table."""
     gain, more = result.unigram_loss - result.loss, result.accuracy - result.unigram_accuracy
-    said, baseline = (f"{predicted_share:.0%} predicted, ", "unigram") if predicted_share else ("", "guessing")
+    share, baseline = (f"{predicted_share:.0%} predicted, ", "unigram") if predicted_share else ("", "guessing")
     word, sign = ("better by", 1) if gain >= 0 else ("worse by", -1)
     return (
-        f"held-out text, {said}{result.predicted:,} predictions, {checkpoint}\n"
+        f"held-out text, {share}{result.predicted:,} predictions, {checkpoint}\n"
         f"            loss (nats)  accuracy\n"
         f"  model     {result.loss:11.3f}  {result.accuracy:8.1%}\n"
         f"  {baseline:9} {result.unigram_loss:11.3f}  {result.unigram_accuracy:8.1%}\n"

@@ -185,9 +185,9 @@ def spans(tags: Tags) -> list[Span]:
     return found
 
 
-def entity_figures(told: Sequence[Tags], labels: Sequence[Tags]) -> dict[str, float]:
+def entity_figures(predicted: Sequence[Tags], labels: Sequence[Tags]) -> dict[str, float]:
     """Precision, recall and F1 of exact spans with their types, over all texts; 0 without any."""
-    pairs = [({*spans(mine)}, {*spans(theirs)}) for mine, theirs in zip(told, labels, strict=True)]
+    pairs = [({*spans(mine)}, {*spans(theirs)}) for mine, theirs in zip(predicted, labels, strict=True)]
     right = sum(len(mine & theirs) for mine, theirs in pairs)
     precision = right / max(1, sum(len(mine) for mine, _ in pairs))
     recall = right / max(1, sum(len(theirs) for _, theirs in pairs))

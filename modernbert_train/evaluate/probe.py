@@ -22,7 +22,7 @@ from modernbert_train.data.labelled import ONLY_LEARNED, Labelled, read_labelled
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import on_rank_zero_slowly
 from modernbert_train.evaluate.classifiers import CLASSIFIERS, Classify, majority
-from modernbert_train.evaluate.embeddings import embed, most_tokens
+from modernbert_train.evaluate.embeddings import embed, max_tokens
 from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.evaluate.metrics import accuracy, macro_f1
 from modernbert_train.models.encoder import OnEncoder
@@ -64,7 +64,7 @@ class Probe:
         """
         embeddings_ND = embed(model, self._ids, self._vocabulary, now, compute)
         figures = on_rank_zero_slowly(lambda: self._figures(embeddings_ND.double()))
-        return figures | {"num_cut": float(sum(len(ids) > most_tokens(now.phase) for ids in self._ids))}
+        return figures | {"num_cut": float(sum(len(ids) > max_tokens(now.phase) for ids in self._ids))}
 
     def _figures(self, embeddings_ND: torch.Tensor) -> dict[str, float]:
         is_predicted_N = self._parts_N != ONLY_LEARNED

@@ -73,14 +73,14 @@ class Samples:
         positions_M, labels_M = (batch.targets[name].numpy().astype(np.int64) for name in (POSITIONS, LABELS))
         known = np.flatnonzero(labels_M[: len(logits_MV)] != IGNORED_LABEL)
         causal = batch.packed.order == "causal"
-        told = {int(positions_M[m]) + causal: int(m) for m in known if positions_M[m] + causal < row_tokens}
+        at = {int(positions_M[m]) + causal: int(m) for m in known if positions_M[m] + causal < row_tokens}
         ids_T = batch.packed.input_ids_T.numpy().astype(np.int64)
         windows = [
             (first, last, places)
             for first, last in self._windows(batch, ids_T, row_tokens)
-            if (places := _spread([place for place in range(first, last) if place in told], causal))
+            if (places := _spread([place for place in range(first, last) if place in at], causal))
         ][: self._number]
-        chosen = torch.tensor([told[place] for _, _, places in windows for place in places], device=logits_MV.device)
+        chosen = torch.tensor([at[place] for _, _, places in windows for place in places], device=logits_MV.device)
         if not len(chosen):
             return []
         shares_MV = logits_MV.index_select(0, chosen).float().softmax(dim=-1)
@@ -95,7 +95,7 @@ class Samples:
                 predicted.append(
                     {
                         "at": place - first,
-                        "is": self._word(int(labels_M[told[place]])),
+                        "is": self._word(int(labels_M[at[place]])),
                         "guesses": [
                             [self._word(token), round(share, DIGITS)]
                             for token, share in zip(ids_G, shares_G, strict=True)

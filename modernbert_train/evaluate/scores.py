@@ -100,8 +100,8 @@ class Scores:
         was_training = model.training
         model.eval()
         at, shown = 0, time.monotonic()
-        with entered(model, "predict") as told:
-            assert isinstance(told, Classifier)
+        with entered(model, "predict") as classifier:
+            assert isinstance(classifier, Classifier)
             for batch in self._maker.microbatches(mine, plan):
                 rows, at = mine[at : at + batch.num_rows], at + batch.num_rows
                 if speaks_for_all() and time.monotonic() - shown >= _LINE_SECONDS:
@@ -111,7 +111,7 @@ class Scores:
                 places = [np.arange(ends_N[number] - words_N[number], ends_N[number]) for number in numbers]
                 place_W = torch.from_numpy(np.concatenate([*places, np.empty(0, dtype=np.int64)]))
                 with torch.autocast(compute.device.type, torch.bfloat16, enabled=compute.bf16):
-                    found_WL = told.predict(batch.to(compute.device))
+                    found_WL = classifier.predict(batch.to(compute.device))
                 logits_WL[place_W.to(compute.device)] = found_WL[: len(place_W)]
         model.train(was_training)
         if ranks > 1:

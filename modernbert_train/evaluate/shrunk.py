@@ -49,8 +49,8 @@ def describe_shrinking(config: RunConfig) -> str:
             result = text.evaluate(built.to(compute.device), now, compute)
             count = sum(parameter.numel() for parameter in built.parameters())
             rows.append((choice, f"{count:,}", fixed(3)(result.loss), percent(1)(result.accuracy)))
-    said = f"held-out text, {objective.predicted_share:.0%} predicted; unigram loss {result.unigram_loss:.3f}"
-    return f"{said}\n{table(rows, numbers=True)}"
+    heading = f"held-out text, {objective.predicted_share:.0%} predicted; unigram loss {result.unigram_loss:.3f}"
+    return f"{heading}\n{table(rows, numbers=True)}"
 
 
 def _models(old: ModelConfig, new: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
@@ -61,7 +61,7 @@ def _models(old: ModelConfig, new: ModelConfig) -> Iterator[tuple[str, ModelConf
     yield whole, words
     changed = [each for each in _CHOICES if any(getattr(old, key) != getattr(new, key) for key in each)]
     for keys in changed:
-        said = ", ".join(f"{key} {getattr(new, key):,} of {getattr(old, key):,}" for key in keys)
-        yield said, replace(words, **{key: getattr(new, key) for key in keys})
+        change = ", ".join(f"{key} {getattr(new, key):,} of {getattr(old, key):,}" for key in keys)
+        yield change, replace(words, **{key: getattr(new, key) for key in keys})
     if len(changed) > 1 or drops_types(old, new):
         yield "all of them", new

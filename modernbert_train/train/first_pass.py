@@ -59,10 +59,10 @@ def first_pass(
     gradients = compared.gradient_VW[own].split([len(each) for each in rows])
     queries = [each.num_queries for each in texts]
     losses, of_scale = compared.losses_Q.split(queries), compared.scale_gradient_Q.split(queries)
-    beside = {FLOPS: flops_of(all_VW, everyone, settings)} if settings.is_sparse else {}
+    flops = {FLOPS: flops_of(all_VW, everyone, settings)} if settings.is_sparse else {}
     targets: list[Mapping[str, Tensor]] = []
     for size, places, gradient, loss, by_scale in zip(sizes, rows, gradients, losses, of_scale, strict=True):
         padded = gradient.new_zeros(size, gradient.shape[1])
         padded[places] = gradient
-        targets.append({GRADIENT: padded, LOSS: loss.sum(), SCALE_GRADIENT: by_scale.sum(), **beside})
+        targets.append({GRADIENT: padded, LOSS: loss.sum(), SCALE_GRADIENT: by_scale.sum(), **flops})
     return targets

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.sample import LEAST_BYTES, look_at_text, scripts_of, size_text, token_facts
+from data_prep.sample import MIN_BYTES, look_at_text, scripts_of, size_text, token_facts
 from modernbert_train.errors import DataError
 from tests.support.corpora import WORDS, prose, write
 
@@ -68,7 +68,7 @@ def test_too_little_text_is_refused_with_what_there_is(
         write(tmp_path, name, content)
     with pytest.raises(DataError) as caught:
         look_at_text([str(tmp_path)])
-    assert seen in str(caught.value) and size_text(LEAST_BYTES) in str(caught.value)
+    assert seen in str(caught.value) and size_text(MIN_BYTES) in str(caught.value)
     with pytest.raises(DataError, match="no such file or folder"):
         look_at_text([str(tmp_path / "nowhere")])
 

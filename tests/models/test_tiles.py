@@ -149,7 +149,7 @@ def test_bits_do_not_depend_on_how_many_tiles_a_program_walks_over(run: int, mon
     line, visible = line_of([150, 41, 60]), Visible.around(64)
     qkv = torch.randn(251, 3, 2, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
     layout = tiles.prepare(line.to(DEVICE), visible)
-    monkeypatch.setattr(tile_kernels, "FEWEST_PROGRAMS", 1)
+    monkeypatch.setattr(tile_kernels, "MIN_PROGRAMS", 1)
     grads = []
     for longest in (4, run):
         monkeypatch.setattr(tile_kernels, "LONGEST_RUN", longest)

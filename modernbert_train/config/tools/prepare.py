@@ -24,8 +24,8 @@ from modernbert_train.config.read import read_override, read_yaml
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
 LANGUAGE_FILTER, REGEX_FILTER = "LanguageFilter", "RegexFilter"
 ALTERING_FILTERS = ("C4QualityFilter",)  # change the text of documents
-MOST_FIELDS = 10
-MOST_STREAMS = 100
+MAX_FIELDS = 10
+MAX_STREAMS = 100
 REST = "rest"  # the stream of documents that belong to no other
 _LATER_KEYS = ("encoding", "fields", "fixed_fields", "delimiter", "words_field", "part_letters", "strip")  # of sources
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
@@ -348,8 +348,8 @@ def _field_problems(config: PrepareConfig) -> Iterator[str]:
             if not empty:
                 yield f"sources.{name}: field {key} is empty. Name its column, or its value under fixed_fields."
     names = field_names(config)
-    if len(names) > MOST_FIELDS:
-        yield f"sources: {len(names)} fields, at most {MOST_FIELDS} are counted. Remove some."
+    if len(names) > MAX_FIELDS:
+        yield f"sources: {len(names)} fields, at most {MAX_FIELDS} are counted. Remove some."
     yield from _stream_problems(config.streams, names)
 
 
@@ -394,8 +394,8 @@ def _stream_problems(streams: StreamsConfig, names: list[str]) -> Iterator[str]:
     for name in named:
         if not _STREAM.fullmatch(name) or name == REST:
             yield f"streams: {name!r} cannot be a stream's name. Use at most 40 letters, digits, _ and -; not {REST}."
-    if len(named) > MOST_STREAMS:
-        yield f"streams: {len(named)} of them, at most {MOST_STREAMS}. Merge values."
+    if len(named) > MAX_STREAMS:
+        yield f"streams: {len(named)} of them, at most {MAX_STREAMS}. Merge values."
     owners: dict[str, str] = {}
     for name, values in streams.values.items():
         if not values:

@@ -162,20 +162,20 @@ class Answers(Kind):
         from modernbert_train.evaluate.metrics import finite, span_loss
 
         texts = read_texts(Path(outputs.settings.shards))
-        told = [each.text for each in told_answers(texts, outputs.logits.numpy(), outputs.objective)]
-        figures = answer_figures(told, [text["label"] for text in texts], unanswerable=outputs.objective.unanswerable)
-        found = finite(outputs.logits, {name: figures[name] for name in outputs.settings.metrics})
+        found = [each.text for each in told_answers(texts, outputs.logits.numpy(), outputs.objective)]
+        figures = answer_figures(found, [text["label"] for text in texts], unanswerable=outputs.objective.unanswerable)
+        named = finite(outputs.logits, {name: figures[name] for name in outputs.settings.metrics})
         loss = span_loss(outputs.logits, outputs.labels, outputs.sizes)
-        return {"loss": loss, **found, f"{COUNT}texts": float(len(texts))}
+        return {"loss": loss, **named, f"{COUNT}texts": float(len(texts))}
 
     def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """See `Kind`."""
         from modernbert_train.evaluate.answers import told_answers
 
-        for told in told_answers(texts, logits.numpy(), objective):
-            scores = {"answer": told.score, "null": told.null_score}
+        for answer in told_answers(texts, logits.numpy(), objective):
+            scores = {"answer": answer.score, "null": answer.null_score}
             rounded = {key: None if value is None else round(value, DIGITS) for key, value in scores.items()}
-            yield {"prediction": told.text, "start": told.start, "scores": rounded}
+            yield {"prediction": answer.text, "start": answer.start, "scores": rounded}
 
 
 def _label_column(task: TaskConfig) -> str:

@@ -78,15 +78,15 @@ class Choices(Texts, Kind):
         texts = [_texts(example, reader.task) for example in split.examples]
         found = reader.ids(split.examples, texts)
         for (first, *choices), example, value in zip(found, split.examples, values, strict=True):
-            said = {"label": labels.names[int(value[0, 0])]} if split.labelled else {}
+            entry = {"label": labels.names[int(value[0, 0])]} if split.labelled else {}
             if not any(text.strip() for text in example.texts):
-                yield Encoded((), said)
+                yield Encoded((), entry)
                 continue
             between = reader.vocabulary.between
             kept = [cut([first, choice], reader.most - len(between)) for choice in choices]
             ids = [token for text, choice in kept for token in (sep_id, cls_id, *text, *between, *choice)]
             counts.truncated += len(ids) < sum(len(first) + len(choice) + 2 + len(between) for choice in choices)
-            yield Encoded([(ids[SPECIAL_TOKENS:], value)], said | {"choices": len(choices)})
+            yield Encoded([(ids[SPECIAL_TOKENS:], value)], entry | {"choices": len(choices)})
 
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
         """See `Kind`."""
@@ -123,12 +123,12 @@ def _texts(example: Example, task: TaskConfig) -> list[str]:
 
 def _right(example: Example, task: TaskConfig, names: Sequence[str]) -> Any:
     with values_as(DataError, example.place):
-        said = class_name(example.label, task.label_column, names)
-    place = names.index(said) if said in names else int(said) if said.lstrip("-").isdecimal() else -1
+        label = class_name(example.label, task.label_column, names)
+    place = names.index(label) if label in names else int(label) if label.lstrip("-").isdecimal() else -1
     number = _number(example, task)
     if not 0 <= place < number:
         raise DataError(
-            f"{example.place}: {task.label_column}={said}, and there are {number} choices: write 0 to {number - 1}, or "
-            "name them in labels. A split that hides its labels belongs under predict."
+            f"{example.place}: {task.label_column}={label}, and there are {number} choices: write 0 to {number - 1}, "
+            "or name them in labels. A split that hides its labels belongs under predict."
         )
     return np.array([[place]], dtype=np.int32)

@@ -43,16 +43,16 @@ class _OfTexts(Texts, Kind):
         """See `Kind`: a text, or two with [SEP] between."""
         found = reader.ids(split.examples, [example.texts for example in split.examples])
         for parts, example, value in zip(found, split.examples, values, strict=True):
-            said = {"label": self.in_words(value, labels.all_names(split.key))} if split.labelled else {}
+            entry = {"label": self.in_words(value, labels.all_names(split.key))} if split.labelled else {}
             if not any(parts) or not any(text.strip() for text in example.texts):
-                yield Encoded((), said)
+                yield Encoded((), entry)
                 continue
             between = reader.vocabulary.between if len(parts) > 1 else ()
             kept = cut(parts, reader.most - len(between))
             ids = [*kept[0], *between, *(kept[1] if between else ())]
             counts.truncated += len(ids) < sum(map(len, parts)) + len(between)
             counts.unseen += self.is_unseen(value, len(labels.names))
-            yield Encoded([(ids, value)], said)
+            yield Encoded([(ids, value)], entry)
 
     def only_label(self, values: NDArray[Any]) -> str | None:
         """See `Kind`."""
@@ -175,8 +175,8 @@ class SeveralClasses(OneClass):
 
     def predicted_of(self, logits_L: Logits, names: Sequence[str]) -> dict[str, Any]:
         """See `_OfTexts`."""
-        told = [name for name, logit in zip(names, logits_L.tolist(), strict=True) if logit > 0]
-        return {"prediction": told, "scores": dict(zip(names, rounded(logits_L.sigmoid()), strict=True))}
+        above = [name for name, logit in zip(names, logits_L.tolist(), strict=True) if logit > 0]
+        return {"prediction": above, "scores": dict(zip(names, rounded(logits_L.sigmoid()), strict=True))}
 
 
 class Score(_OfTexts):

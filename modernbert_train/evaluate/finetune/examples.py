@@ -56,12 +56,12 @@ class Encoded:
 
     Attributes:
         documents: token ids and label of each document; empty if the example is left out.
-        said: its entry in the file of texts, with the label.
+        entry: its entry in the file of texts, with the label.
         left_out: the counter in `Counts` that it adds to, if it is left out.
     """
 
     documents: Sequence[tuple[list[int], NDArray[Any]]]
-    said: dict[str, Any]
+    entry: dict[str, Any]
     left_out: str = "empty"
 
 

@@ -62,8 +62,8 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
         logits = scores.logits(model, now, compute, alone=True)
         objective = cast(LabelledConfig, now.objective)
         lines += [
-            json.dumps({"split": split, **said}, ensure_ascii=False)
-            for said in predicted(texts, logits.double(), objective)
+            json.dumps({"split": split, **entry}, ensure_ascii=False)
+            for entry in predicted(texts, logits.double(), objective)
         ]
     with os_errors_as(StorageError, f"{file}: cannot be written", "Free some space; the same command resumes."):
         write_whole(file, "".join(f"{line}\n" for line in lines))
@@ -85,5 +85,5 @@ def predicted(texts: list[dict[str, Any]], logits: Tensor, objective: LabelledCo
         objective: the run's.
     """
     kind = kind_of(objective.task_kind)
-    for text, said in zip(texts, kind.predicted(texts, logits, objective), strict=True):
-        yield {key: text[key] for key in ("line", "id", "label") if key in text} | said
+    for text, entry in zip(texts, kind.predicted(texts, logits, objective), strict=True):
+        yield {key: text[key] for key in ("line", "id", "label") if key in text} | entry

@@ -163,10 +163,10 @@ def _count_repeats(splits: Mapping[str, Split], labels: Labels, task: TaskConfig
         if name != TRAIN and splits[name].labelled:
             counts[name].in_train = sum(key in known for key in own)
         if splits[name].labelled and kind_of(task.kind).repeats:
-            said: dict[tuple[str, ...], set[bytes]] = {}
+            labels_of: dict[tuple[str, ...], set[bytes]] = {}
             for key, value in zip(own, labels.values[name], strict=True):
-                said.setdefault(key, set()).add(value.tobytes())
-            counts[name].many_labels = sum(len(said[key]) > 1 for key in own)
+                labels_of.setdefault(key, set()).add(value.tobytes())
+            counts[name].many_labels = sum(len(labels_of[key]) > 1 for key in own)
 
 
 def _write_split(
@@ -181,9 +181,9 @@ def _write_split(
     with tokenizer_threads(False), file_of_texts(staging / name).open("w", encoding="utf-8") as about:
         encoded = kind_of(task.kind).encode(split, labels.values[name], labels, reader, counts)
         for made, example in zip(encoded, split.examples, strict=True):
-            said: dict[str, Any] = {"line": example.line, "document": writer.documents if made.documents else None}
-            said |= ({"id": example.id} if task.id_column else {}) | made.said
-            about.write(json.dumps(said) + "\n")
+            entry: dict[str, Any] = {"line": example.line, "document": writer.documents if made.documents else None}
+            entry |= ({"id": example.id} if task.id_column else {}) | made.entry
+            about.write(json.dumps(entry) + "\n")
             for ids, value in made.documents:
                 writer.write(ids, value)
                 longest = max(longest, len(ids) + SPECIAL_TOKENS)

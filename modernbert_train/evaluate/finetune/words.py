@@ -92,19 +92,19 @@ class Words(Kind):
         """See `Kind`: the words with a space between each; the first token of a word has its tag."""
         names = labels.all_names(split.key)
         for example, value in zip(split.examples, values, strict=True):
-            said: dict[str, Any] = {"label": [names[number] for number in value]} if split.labelled else {}
+            entry: dict[str, Any] = {"label": [names[number] for number in value]} if split.labelled else {}
             if split.labelled and reader.task.spans:
                 counts.loose_tags += loose_tags(example.label)
             ids, firsts = _tokens(example, reader)
             if not ids or not any(text.strip() for text in example.texts):
-                yield Encoded((), said)
+                yield Encoded((), entry)
                 continue
             kept = ids[: reader.most]
             of_kept = _of_tokens(value, firsts, len(kept))
             counts.lost_words += len(firsts) - int((of_kept != IGNORED_LABEL).sum())
             counts.truncated += len(kept) < len(ids)
             counts.unseen += bool((of_kept >= len(labels.names)).any())
-            yield Encoded([(kept, of_kept)], said | {"told": [0 <= first < len(kept) for first in firsts]})
+            yield Encoded([(kept, of_kept)], entry | {"told": [0 <= first < len(kept) for first in firsts]})
 
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
         """See `Kind`."""

@@ -124,8 +124,8 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
 
 
 def _check_encoder(source: str) -> None:
-    said = look_up(source).described()
-    if said is not None and said.order == "causal":
+    described = look_up(source).described()
+    if described is not None and described.order == "causal":
         raise ConfigError(
             f"{source}: a decoder, whose states know nothing of the words after. Name an encoder, or make one of it as "
             "yamls/recipes/adapt-decoder.yaml does."

@@ -52,13 +52,13 @@ def submit(plan: Plan, out: Path) -> Failures:
 
     run_all(iter(jobs), [dict(os.environ)], ended)
     for file, folder, parts in (each for name, each in whole.items() if name not in failed):
-        said = _read(file)
-        if not said:
+        rows = _read(file)
+        if not rows:
             continue  # a signal came first
         with os_errors_as(StorageError, f"{folder}: cannot be written", "Free some space; the same command resumes."):
             folder.mkdir(parents=True, exist_ok=True)
             for name, part in parts.items():
-                own = [each for each in said if each["split"] == _name(part.split)]
+                own = [each for each in rows if each["split"] == _name(part.split)]
                 write_whole(folder / f"{name}.tsv", as_tsv(own, part))
     return failed
 
@@ -80,17 +80,17 @@ def _best(plan: Plan, name: str, model: str) -> Cell | None:
     return max(found, key=lambda each: each[:2])[2] if found else None
 
 
-def as_tsv(said: Sequence[Mapping[str, Any]], part: SubmitConfig) -> str:
+def as_tsv(rows: Sequence[Mapping[str, Any]], part: SubmitConfig) -> str:
     """Return a line for each text in the order of the split; one without a letter gets the first class, or 0."""
-    first = next((next(iter(each["scores"])) for each in said if each["scores"]), "")
+    first = next((next(iter(each["scores"])) for each in rows if each["scores"]), "")
     lines = ["index\tprediction"]
-    for index, each in enumerate(said):
-        told = each["prediction"]
+    for index, each in enumerate(rows):
+        value = each["prediction"]
         if part.labels:
-            told = part.labels.index(told) if told in part.labels else 0
+            value = part.labels.index(value) if value in part.labels else 0
         elif part.between:
-            told = f"{min(max(told or 0.0, part.between[0]), part.between[1]):.3f}"
-        lines.append(f"{index}\t{first if told is None else told}")
+            value = f"{min(max(value or 0.0, part.between[0]), part.between[1]):.3f}"
+        lines.append(f"{index}\t{first if value is None else value}")
     return "\n".join(lines) + "\n"
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 TILE = 64
 # Tiles that a program of the backward kernel walks over, as long as at least this many programs remain: eight times as
 # many as run at once on a Hopper GPU, two on each of 132 multiprocessors
-LONGEST_RUN, FEWEST_PROGRAMS = 8, 2048
+LONGEST_RUN, MIN_PROGRAMS = 8, 2048
 LN_2 = tl.constexpr(math.log(2))
 
 
@@ -512,7 +512,7 @@ def backward(
     shape: list[Any] = [*_strides(q_TNH, k_TNH, v_TNH, grad_TNH), width**-0.5 / math.log(2), before, after, width, TILE]
     major = _major(q_TNH.device)
     if walks(width, max(before, after), major):
-        run = max(1, min(LONGEST_RUN, triton.cdiv(tokens, TILE) * heads // FEWEST_PROGRAMS))
+        run = max(1, min(LONGEST_RUN, triton.cdiv(tokens, TILE) * heads // MIN_PROGRAMS))
         grid = _grid(tokens, heads, run)
         delta_PR = lse_NT.new_empty((grid[0], (run + 2) * TILE))
         options = launch_options("_backward", width, major)

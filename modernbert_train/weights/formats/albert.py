@@ -12,7 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from modernbert_train.config.albert import AlbertConfig
-from modernbert_train.config.model import MOST_LAYERS
+from modernbert_train.config.model import MAX_LAYERS
 from modernbert_train.config.objective import Order
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
@@ -128,7 +128,7 @@ def read(raw: dict[str, Any], where: str) -> Described:
     activation = one_of(raw, "hidden_act", "gelu_new", ACTIVATIONS, where)
     raw = _DEFAULTS | {key: value for key, value in raw.items() if value is not None}
     layers, groups, inner = (
-        int(number_under(raw, key, default, where, most=MOST_LAYERS))
+        int(number_under(raw, key, default, where, most=MAX_LAYERS))
         for key, default in {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}.items()
     )
     if layers % groups:
@@ -136,9 +136,9 @@ def read(raw: dict[str, Any], where: str) -> Described:
             f"{where}: num_hidden_layers={layers} is not a multiple of num_hidden_groups={groups}; this encoder only "
             "knows groups of equal length. Name another model."
         )
-    if layers * inner > MOST_LAYERS:
+    if layers * inner > MAX_LAYERS:
         raise DataError(
-            f"{where}: num_hidden_layers={layers} times inner_group_num={inner} is above {MOST_LAYERS:,}. Restore the "
+            f"{where}: num_hidden_layers={layers} times inner_group_num={inner} is above {MAX_LAYERS:,}. Restore the "
             "file from a copy."
         )
     own = groups == layers > 1 and inner == 1  # no two layers share anything

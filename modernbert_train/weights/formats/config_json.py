@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from modernbert_train.config.model import MOST_LAYERS, MOST_WIDTH
+from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
@@ -72,7 +72,7 @@ def number_under(
     where: str,
     *,
     least: float | None = None,
-    most: float = MOST_WIDTH,
+    most: float = MAX_WIDTH,
 ) -> float:
     """Return the number under a key; a whole number if the default is one.
 
@@ -88,7 +88,7 @@ def number_under(
     """
     value = default if raw.get(key) is None else raw[key]
     kinds = (int,) if isinstance(default, int) else (int, float)
-    most = MOST_LAYERS if key in ("num_hidden_layers", "n_layer", "n_layers") else most
+    most = MAX_LAYERS if key in ("num_hidden_layers", "n_layer", "n_layers") else most
     enough = isinstance(value, kinds) and (value > 0 if least is None else value >= least)
     if isinstance(value, bool) or not enough or value > most:
         bound = "above 0" if least is None else f"from {least:,}"
