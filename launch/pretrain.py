@@ -114,7 +114,7 @@ def make_parser() -> Parser:
     much = parser.add_mutually_exclusive_group(required=True)
     much.add_argument("--hours", type=_hours, metavar="H", help="train about so long; the size follows")
     much.add_argument("--size", choices=SIZES, help="size of the model; base and large are the published recipes")
-    words = "the source of Python's standard library to a small model, in five to seven minutes on 2 cores"
+    words = "the source of Python's standard library to a small model, in six to eight minutes on 2 cores"
     much.add_argument("--preset", choices=("quickstart",), help=words)
     parser.add_argument("--tiny", action="store_true", help="with the quickstart: a smaller model, in a minute")
     words = "tokens to train on, such as 300M or 2B, with --size; default: 20 a parameter, up to 4 passes over the text"
@@ -172,7 +172,7 @@ def _quickstart(options: argparse.Namespace) -> int:
     folder = YAMLS.relative_to(Path.cwd()) if here else YAMLS  # as a person types it
     run = [str(folder / f"{name}.yaml"), *options.text]
     config = read_run(run)
-    takes = f"{'half a minute' if options.tiny else 'five to seven minutes'} on 2 cores, less on more"
+    takes = f"{'half a minute' if options.tiny else 'six to eight minutes'} on 2 cores, less on more"
     stages = text_to_model([str(folder / "data/quickstart.yaml"), *more], run, takes=takes)
     stages.append(Stage("asking the model", [*PROGRAM, "fill", f"{config.folder}/hf", *_ASKED]))
     further = [f"train {run[0] if here else f'{name}.yaml'} name=slower optim.lr=1e-3"]

@@ -106,6 +106,19 @@ FIGURES = (
     Figure("faults refused", drill(2), ((README, "were survived, {} refused clearly"),)),
     Figure("plan of pretrain", measured(r"```text\n(  text[^`]+)```", "docs/tasks/laptop.md"), (
         (README, "asks, and trains:\n\n```text\n{}```\n\nThe result"),)),
+    Figure("end of the quickstart", measured(r"```text\n(Done\.\n[^`]+)```"), (
+        (README, "The end of its output:\n\n```text\n{}```\n\n## Your own text"),)),
+    Figure("retrieval before", measured(r"sections \| ([\d.]+) ", "docs/model.md"), ((README, "nDCG@10 from {} to"),)),
+    Figure("retrieval after", measured(r"sections \| \S+ \S+ \| \*\*([\d.]+)", "docs/model.md"), (
+        (README, "nDCG@10 from 0.441 to {} in"),)),
+    Figure("minutes of retrieval", measured(r"documentation in (\d+) minutes", "docs/model.md"), (
+        (README, "to 0.556 in {} minutes of a CPU core"),)),
+    Figure("tokens of the speedrun", measured(r"one thread beside the tests: ([\d,]+) tokens"), (
+        ("docs/speedrun.md", "4.1173 | {} | 381"),)),
+    Figure("loss of the speedrun", measured(r"held-out loss ([\d.]+) over the whole held-out text"), (
+        ("docs/speedrun.md", "without the embedding | {} | 2,500,562"),)),
+    Figure("seconds of the speedrun", measured(r"tokens\), (\d+) CPU seconds for `train`"), (
+        ("docs/speedrun.md", "| 2,500,562 | {} | 0 |"),)),
     Figure("encoders", lambda: number_of(ENCODERS), (
         ("docs/alternatives.md", "early errors; {} families of encoders"), (README, "objectives for {} families"))),
     Figure("objectives", lambda: number_of(OBJECTIVES), (

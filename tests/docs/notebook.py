@@ -1,8 +1,6 @@
 """Run docs/notebook.ipynb, keep its outputs in it, and write docs/notebook.md, the same as a page of the site.
 
-    python -m data_prep.prepare yamls/data/quickstart.yaml out=data/quickstart-tiny tokenizer.vocab_size=2048
-    modernbert-train init run quickstart-tiny > quickstart-tiny.yaml
-    python -m tests.docs.notebook           # in a folder without runs/notebook; a minute on two cores
+    python -m tests.docs.notebook           # in a folder without runs/notebook; two minutes on two cores
 
 `--page` writes the page alone, from the outputs that are there.
 """

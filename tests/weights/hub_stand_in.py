@@ -17,12 +17,14 @@ class StandIn:
     """Its models: id -> branch -> files.
 
     Attributes:
+        datasets: id -> files, for downloads.
         commits: branch of each commit, in order.
         refuses: answer all writes with this code; 0: accept them.
     """
 
     def __init__(self) -> None:
         self.models: dict[str, dict[str, dict[str, bytes]]] = {}
+        self.datasets: dict[str, dict[str, bytes]] = {}
         self.private: dict[str, bool] = {}
         self.commits: list[str] = []
         self.refuses = 0
@@ -45,8 +47,14 @@ class StandIn:
             return 200, {}, json.dumps({"url": f"{self.address}/{name}", "name": name}).encode()
         if parts[:2] == ["api", "models"]:
             return self._model("/".join(parts[2:4]), parts[4:], method, body)
+        if parts[:2] == ["api", "datasets"]:
+            name = "/".join(parts[2:4])
+            files = [{"rfilename": file} for file in self.datasets[name]]
+            return 200, {}, json.dumps({"id": name, "sha": "0" * 40, "siblings": files}).encode()
+        is_dataset = parts[0] == "datasets"
+        parts = parts[is_dataset:]
         name, revision = "/".join(parts[:2]), parts[3]
-        model = self.models.get(name, {})
+        model = {revision: self.datasets[name]} if is_dataset else self.models.get(name, {})
         if revision not in model:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
         file = model[revision].get("/".join(parts[4:]))
