@@ -1,4 +1,4 @@
-"""`bernoulli` and `reference` masking against numbers worked out from the published rule.
+"""What every masking keeps to, and `bernoulli` and `reference` against numbers worked out from the published rule.
 
 If this breaks, an ablation against the released recipe compares something else than it says, or a batch does not fit
 into its fixed shape. Bounds are five sigma of a binomial, or six of chi-square; all draws are keyed, so none flickers.
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.objectives.mlm import Masked, MaskedLM
@@ -24,7 +25,13 @@ VOCABULARY = Vocabulary(
 )
 # as the released tokenizer: special entries last, unused ones after them
 LAST = Vocabulary(num_entries=110, cls_id=91, sep_id=92, pad_id=93, mask_id=94, ordinary=np.arange(90), sha256="")
-BERNOULLI, REFERENCE = (MaskedLmConfig(masking=name) for name in ("bernoulli", "reference"))
+# ids from 60 on continue a word
+WORDS = replace(VOCABULARY, inside_words=np.arange(60, 100))
+EXACT, BERNOULLI, REFERENCE, NGRAM = CONFIGS = [
+    MaskedLmConfig(masking=name)
+    for name in ("exact", "bernoulli", "reference", "ngram")  # type: ignore[arg-type]
+]
+EVERY = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.masking)
 
 
 def line(lengths: Sequence[int], tail: int = 0, vocabulary: Vocabulary = VOCABULARY) -> Line:
@@ -68,11 +75,12 @@ def test_bernoulli_draws_know_nothing_of_their_neighbours_or_their_place() -> No
     assert abs(both - 0.09) < 2 * five_sigma(0.09, 4000 * 19)  # neighbouring pairs share a token
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.3, 1.0])
-def test_bernoulli_leaves_special_tokens_and_padding_alone(rate: float) -> None:
+@pytest.mark.parametrize("config", [EXACT, BERNOULLI, NGRAM], ids=lambda config: config.masking)
+@pytest.mark.parametrize("rate", [0.02, 0.3, 1.0])
+def test_special_tokens_and_padding_are_left_alone(config: MaskedLmConfig, rate: float) -> None:
+    """By all but `reference`: neither predicted nor drawn."""
     at = line([1, 2, 50, 400], tail=9)
-    only_random = replace(BERNOULLI, mask_token_share=0.0, random_token_share=1.0)
-    masked = corrupt(only_random, at, rate)
+    masked = corrupt(replace(config, mask_token_share=0.0, random_token_share=1.0), at, rate, WORDS)
     special = at[0] < 5
     assert (masked.input_ids_T[special] == at[0][special]).all()
     assert (masked.labels_M >= 5).all() and (masked.input_ids_T[masked.positions_M] >= 5).all()
@@ -105,10 +113,10 @@ def test_reference_overwrites_padding_and_never_predicts_it() -> None:
     assert abs((changed != PAD).mean() - 0.2697) < five_sigma(0.27, number)
 
 
-@pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
+@EVERY
 def test_eighty_ten_ten(config: MaskedLmConfig) -> None:
     """A random id is [MASK] or the original itself in one of 100 draws (reference) or the original in one of 95."""
-    masked = corrupt(config, line([400] * 500))
+    masked = corrupt(config, line([400] * 500), vocabulary=WORDS)
     inputs, number = masked.input_ids_T[masked.positions_M], len(masked.labels_M)
     hits = 0.1 / (100 if config is REFERENCE else 95)
     share = {"mask": 0.8 + (hits if config is REFERENCE else 0.0), "kept": 0.1 + hits}
@@ -126,10 +134,10 @@ def test_reference_draws_any_id_up_to_the_largest_that_occurs(vocabulary: Vocabu
     assert abs(chi_square(counts, len(masked.positions_M) / (largest + 1))) < 6
 
 
-@pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
+@EVERY
 def test_a_sequence_is_masked_the_same_wherever_it_lies(config: MaskedLmConfig) -> None:
-    """Its padding too: so masks depend on neither ranks nor workers."""
-    objective = MaskedLM(config, VOCABULARY)
+    """Its padding too: so masks depend on neither ranks, workers nor microbatches."""
+    objective = MaskedLM(config, WORDS)
     ids, starts, lengths = line([40, 1, 17, 90], tail=6)
     together = objective.corrupt(ids, starts, lengths, keys(range(4)), 0.3)
     for number in range(4):
@@ -139,18 +147,33 @@ def test_a_sequence_is_masked_the_same_wherever_it_lies(config: MaskedLmConfig) 
         assert together.input_ids_T[span].tolist() == alone.input_ids_T.tolist()
         inside = (together.positions_M >= first) & (together.positions_M < span.stop)
         assert (together.positions_M[inside] - first).tolist() == alone.positions_M.tolist()
+        assert together.labels_M[inside].tolist() == alone.labels_M.tolist()
 
 
-def test_pinned_masks_never_change() -> None:
+SHORT = np.array([CLS, *range(10, 22), SEP, PAD, PAD, CLS, *range(30, 35), SEP, PAD, PAD, PAD])
+LONG = np.array([CLS, *range(50, 70), SEP, PAD, CLS, *range(30, 35), SEP, PAD])
+
+
+@pytest.mark.parametrize(
+    ("config", "ids", "positions", "inputs"),
+    [
+        (EXACT, SHORT, [4, 5, 6, 12, 18], [MASK, 14, 65, MASK, MASK]),  # one kept, one random
+        (BERNOULLI, SHORT, [5, 6, 18], [14, 65, MASK]),
+        # 22 is a [SEP]; the pad at 24 is [MASK] as well
+        (REFERENCE, SHORT, [4, 5, 12, 17, 22], [13, 55, MASK, MASK, MASK]),
+        (NGRAM, LONG, [1, 3, 4, 5, 6, 7, 24], [MASK, MASK, MASK, 54, 65, MASK, MASK]),
+    ],
+    ids=lambda value: getattr(value, "masking", None),
+)
+def test_pinned_masks_never_change(
+    config: MaskedLmConfig, ids: NDArray[np.int64], positions: list[int], inputs: list[int]
+) -> None:
     """A change here changes the masks of every run that is under way."""
-    ids = np.array([CLS, *range(10, 22), SEP, PAD, PAD, CLS, *range(30, 35), SEP, PAD, PAD, PAD])
-    for config, positions, inputs in (
-        (BERNOULLI, [5, 6, 18], [14, 65, MASK]),
-        (REFERENCE, [4, 5, 12, 17, 22], [13, 55, MASK, MASK, MASK]),  # 22 is a [SEP]; the pad at 24 is [MASK] as well
-    ):
-        masked = MaskedLM(config, VOCABULARY).corrupt(ids, np.array([1, 17]), np.array([12, 5]), keys(range(2)), 0.3)
-        assert masked.positions_M.tolist() == positions
-        assert masked.input_ids_T[masked.positions_M].tolist() == inputs
+    starts = np.flatnonzero(ids == CLS) + 1
+    masked = MaskedLM(config, WORDS).corrupt(ids, starts, np.flatnonzero(ids == SEP) - starts, keys(range(2)), 0.3)
+    assert masked.positions_M.tolist() == positions
+    assert masked.input_ids_T[masked.positions_M].tolist() == inputs
+    assert (masked.labels_M == ids[positions]).all()
 
 
 def log_binomial_tail(number: int, rate: float, above: int) -> float:
@@ -176,7 +199,9 @@ def test_the_bound_of_independent_draws_fails_less_than_once_in_10_to_the_19(tok
 
 
 def test_bounds_by_hand() -> None:
-    """1228.8 + 15 + sqrt(225 + 90 * 860.16) = 1522.4; 29491.2 + 15 + sqrt(225 + 90 * 20643.84) = 30869.3."""
+    """Multiples of 8: 1229 + 32; 1228.8 + 15 + sqrt(225 + 90 * 860.16); 29491.2 + 15 + sqrt(225 + 90 * 20643.84)."""
+    for config in (EXACT, NGRAM):
+        assert [MaskedLM(config, WORDS).max_predicted(*asked) for asked in ((0.3, 4096), (1.0, 64))] == [1264, 96]
     assert MaskedLM(BERNOULLI, VOCABULARY).max_predicted(0.3, 4096) == 1528
     assert MaskedLM(REFERENCE, VOCABULARY).max_predicted(0.3, 98_304) == 30_872
 
@@ -204,9 +229,10 @@ def test_more_predictions_than_fit_are_left_out_and_counted(name: str, caplog: p
     assert (narrow.labels_M == at[0][narrow.positions_M]).all()
 
 
-@pytest.mark.parametrize("config", [BERNOULLI, REFERENCE], ids=["bernoulli", "reference"])
+@EVERY
 def test_a_line_without_sequences_predicts_nothing(config: MaskedLmConfig) -> None:
+    """A rank may get an empty row in validation."""
     nothing = np.zeros(0, np.int64)
     ids = np.full(16, PAD, np.int64)
-    masked = MaskedLM(config, VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
-    assert (masked.input_ids_T == ids).all() and len(masked.positions_M) == 0
+    masked = MaskedLM(config, WORDS).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
+    assert (masked.input_ids_T == ids).all() and len(masked.positions_M) == len(masked.labels_M) == 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from modernbert_train.batch import WEIGHT_UNIT, PackedText
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.objectives.mlm import Masked, MaskedLM, predictions
-from tests.support.mlm_lines import CLS, MASK, PAD, SEP, VOCABULARY, Line, keys, line
+from tests.support.mlm_lines import MASK, VOCABULARY, Line, keys, line
 
 ONLY_KEPT = MaskedLmConfig(mask_token_share=0.0, random_token_share=0.0)
 
@@ -67,26 +67,6 @@ def test_labels_are_the_originals_and_everything_else_stays() -> None:
     assert masked.input_ids_T.dtype == masked.positions_M.dtype == masked.labels_M.dtype == np.int64
 
 
-def test_special_tokens_are_never_predicted_and_never_drawn() -> None:
-    for rate in (0.3, 1.0):
-        masked = corrupt([1, 2, 50, 400], rate, MaskedLmConfig(mask_token_share=0.0, random_token_share=1.0), tail=5)
-        assert masked.labels_M.min() >= 5
-        assert masked.input_ids_T[masked.positions_M].min() >= 5
-
-
-def test_eighty_ten_ten() -> None:
-    """60,000 predicted tokens; the bounds are five sigma of a binomial. A random token is the original in 1 of 95."""
-    masked = corrupt([200] * 1000, 0.3)
-    number = len(masked.positions_M)
-    assert number == 60_000
-    inputs = masked.input_ids_T[masked.positions_M]
-    share_masked = (inputs == MASK).mean()
-    share_kept = (inputs == masked.labels_M).mean()
-    assert abs(share_masked - 0.8) < 5 * np.sqrt(0.8 * 0.2 / number)
-    expected = 0.1 + 0.1 / 95
-    assert abs(share_kept - expected) < 5 * np.sqrt(expected * (1 - expected) / number)
-
-
 def test_random_tokens_are_drawn_evenly() -> None:
     masked = corrupt([200] * 300, 0.5, MaskedLmConfig(mask_token_share=0.0, random_token_share=1.0))
     counts = np.bincount(masked.input_ids_T[masked.positions_M], minlength=100)[5:]
@@ -109,44 +89,10 @@ def test_the_shares_can_be_all_or_nothing() -> None:
     assert (masked.input_ids_T[masked.positions_M] == MASK).all()
 
 
-@pytest.mark.runs
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.permutations(range(12)), st.floats(0.05, 1.0))
-def test_a_sequence_is_masked_the_same_wherever_it_lies(lengths: list[int], order: list[int], rate: float) -> None:
-    """Alone on a line, or among others in any order: so masks do not depend on ranks, workers or rows."""
-    objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
-    ids, starts, _ = line(lengths)
-    texts = [ids[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-    alone = [
-        objective.corrupt(text, np.array([0]), np.array([len(text)]), keys(1, first=number), rate)
-        for number, text in enumerate(texts)
-    ]
-    chosen = [number for number in order if number < len(lengths)]
-    packed = np.concatenate([np.array([CLS, *texts[number], SEP]) for number in chosen])
-    chosen_lengths = np.array([lengths[number] for number in chosen])
-    chosen_starts = 1 + np.concatenate([[0], np.cumsum(chosen_lengths + 2)[:-1]])
-    together = objective.corrupt(packed, chosen_starts, chosen_lengths, keys(len(lengths))[chosen], rate)
-    for number, start in zip(chosen, chosen_starts, strict=True):
-        inside = (together.positions_M >= start) & (together.positions_M < start + lengths[number])
-        assert (together.positions_M[inside] - start).tolist() == alone[number].positions_M.tolist()
-        assert together.labels_M[inside].tolist() == alone[number].labels_M.tolist()
-        text = together.input_ids_T[start : start + lengths[number]]
-        assert text.tolist() == alone[number].input_ids_T.tolist()
-
-
 def test_other_keys_give_other_masks() -> None:
     objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
     found = {tuple(objective.corrupt(*line([60]), keys(1, first=n), 0.3).positions_M.tolist()) for n in range(50)}
     assert len(found) == 50
-
-
-def test_pinned_mask_never_changes() -> None:
-    """A change here changes the masks of every run that is under way."""
-    ids = np.array([CLS, *range(10, 22), SEP, CLS, *range(30, 35), SEP])
-    masked = MaskedLM(MaskedLmConfig(), VOCABULARY).corrupt(ids, np.array([1, 15]), np.array([12, 5]), keys(2), 0.3)
-    assert masked.positions_M.tolist() == [4, 5, 6, 12, 16]
-    assert masked.labels_M.tolist() == [13, 14, 15, 21, 31]
-    assert masked.input_ids_T[masked.positions_M].tolist() == [MASK, 14, 65, MASK, MASK]  # one kept, one random
 
 
 @settings(max_examples=50, deadline=None)
@@ -173,20 +119,6 @@ def test_the_bound_holds_for_thousands_of_the_shortest_sequences(rate: float) ->
             for first in range(0, 5000, 250)
         )
         assert worst <= objective.max_predicted(rate, len(ids))
-
-
-def test_the_bound_is_a_multiple_of_eight_and_not_wasteful() -> None:
-    objective = MaskedLM(MaskedLmConfig(), VOCABULARY)
-    assert objective.max_predicted(0.3, 4096) == 1264  # 1229 and 32 are 1261
-    assert objective.max_predicted(1.0, 64) == 96
-
-
-def test_a_line_without_sequences_predicts_nothing() -> None:
-    """A rank may get an empty row in validation."""
-    nothing = np.zeros(0, np.int64)
-    ids = np.full(16, PAD, np.int64)
-    masked = MaskedLM(MaskedLmConfig(), VOCABULARY).corrupt(ids, nothing, nothing, nothing.astype(np.uint64), 0.3)
-    assert (masked.input_ids_T == ids).all() and len(masked.positions_M) == len(masked.labels_M) == 0
 
 
 def test_predictions_may_stand_one_before() -> None:
