@@ -799,7 +799,7 @@ FAULTS = (
     # data_prep/
     Fault(
         "unsorted-sources",
-        "data_prep/read/sources.py",
+        "modernbert_train/data/read/files.py",
         'files = sorted(file for file in found if source.kind != "text" or not _is_packed_table(file, patterns))',
         'files = [file for file in found if source.kind != "text" or not _is_packed_table(file, patterns)]',
         "the same data set from the same files: their order depends on the disk",
@@ -1201,7 +1201,7 @@ FAULTS = (
     ),
     Fault(
         "record-twice",
-        "data_prep/read/fasta.py",
+        "modernbert_train/data/read/fasta.py",
         "at >= span.end",
         "at > span.end",
         "FASTA read by several tasks: a record that begins at a cut is read twice",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from modernbert_train.config.tools.prepare import SourceConfig
-from modernbert_train.data.unpacked import open_unpacked
+from modernbert_train.data.read.unpacked import open_unpacked
 
 _BEGIN_BYTES = 1 << 20, 1 << 22  # of a compressed file, minimum and maximum; beginnings are compressed less tightly
 _ALL_BYTES = 24 << 20  # of all files

@@ -31,8 +31,6 @@ from tokenizers import Tokenizer
 from data_prep.clean.damage import require_little_lost
 from data_prep.clean.documents import TRAIN, VALIDATION, Tally
 from data_prep.clean.fields import as_score
-from data_prep.read.items import Columns, LeftOut, Row, lacking_field, value_of
-from data_prep.read.sources import read_rows
 from data_prep.read.steps import Step, read_tallies
 from data_prep.report import Fingerprint
 from data_prep.tasks.executors import Stage, is_alone
@@ -48,6 +46,8 @@ from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import plural
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import write_card
+from modernbert_train.data.read.rows import Columns, LeftOut, Row, lacking_field, value_of
+from modernbert_train.data.read.sources import read_rows
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 

@@ -6,15 +6,13 @@ the sorted list, and blocks from several places of a large JSONL file. `pretrain
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 import random
 import re
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,16 +20,18 @@ from typing import NamedTuple
 
 from data_prep.make_tokenizer import adapt_tokenizer, encode_documents, train_tokenizer
 from data_prep.packed_text import text_in_packed
-from data_prep.read.encodings import AUTO, guess
+from data_prep.read.documents import Document, columns_of, read_span, take_text
 from data_prep.read.html import MARKUP
-from data_prep.read.items import Document, LeftOut, Row, Span, columns_of, take_text
-from data_prep.read.lines import can_be_cut, sample_lines
-from data_prep.read.sources import TABLES, files_below, name_end, read_span
-from data_prep.read.tables import parquet_columns, parquet_groups
 from modernbert_train.config.tools.prepare import FIELDS, PrepareConfig, SourceConfig
 from modernbert_train.core.files import PACKED, ending
 from modernbert_train.core.own_files import special_kind
-from modernbert_train.data.unpacked import open_unpacked
+from modernbert_train.data.read.encodings import AUTO, guess
+from modernbert_train.data.read.files import TABLES, file_state, files_below, name_end, source_files
+from modernbert_train.data.read.jsonl import can_be_cut, sample_lines
+from modernbert_train.data.read.parquet import parquet_columns, parquet_groups
+from modernbert_train.data.read.rows import Columns, LeftOut, Row, Span
+from modernbert_train.data.read.sources import TEXT, read_rows
+from modernbert_train.data.read.unpacked import open_unpacked
 from modernbert_train.errors import DataError
 
 SAMPLE_BYTES = 4 << 20
@@ -41,11 +41,12 @@ _DOCUMENT_BYTES = 1 << 18  # kept of one document
 _BLOCK_BYTES = 1 << 18  # of a JSONL file, read in one place
 _MOST_FILES = 400  # sampled per source
 _SHOWN = 4  # kinds of files
+_PLAIN_END = re.compile(r"[.\w+~-]+")  # means only itself in a pattern
 _SNIFFED = 5  # files per ending that are checked for text
 _MEASURED = 32  # compressed files per source whose text is measured
 _SNIFF_BYTES = 1 << 16
 _SCRIPT_CHARACTERS = 1_000_000
-_TEXT_FIELDS = ("text", "content", "body", "document", "article", "passage", "sentence")
+_TEXT_FIELDS = (TEXT, "content", "body", "document", "article", "passage", "sentence")
 TOO_LONG = 4 * PrepareConfig.max_characters  # bytes of a text file that `prepare` leaves out unread
 
 
@@ -249,47 +250,39 @@ def _sources_of(path: Path, passed_over: dict[str, Endings]) -> dict[str, _Files
         if kind is None and not _is_text([path]):
             _count(passed_over, path, path.stat().st_size)
             return {}
-        config = _config(kind or "text", str(path), None, path)
-        return {_word(path.stem): _Files(config, [(path, path.stat().st_size)])}
+        return {_word(path.stem): _files_of(_config(kind or "text", str(path), None, path))}
     by_ending: dict[str, list[tuple[Path, int]]] = {}
-    for file, what, size in _files(path):
-        if what == name_end(file):
-            by_ending.setdefault(what, []).append((file, size))
-        else:
+    for file, what in files_below(path, _refuse):
+        if what != name_end(file):  # hidden or special
             passed_over[what] = passed_over.get(what, Endings()).plus(0)
+        elif (size := file_state(file)[0]) > 0:  # neither empty nor a dangling link
+            by_ending.setdefault(what, []).append((file, size))
     found: dict[str, _Files] = {}
     plain: list[str] = []
     for end, files in sorted(by_ending.items()):
         kind = _kind(files[0][0])
         if kind is not None:
             config = _config(kind, str(path), f"**/*{end}", max(files, key=lambda each: each[1])[0])
-            found[f"{_word(path.name)}_{_word(end)}"] = _Files(config, sorted(files))
-        elif end.startswith(".") and _is_text([file for file, _ in _even(files, _SNIFFED)]):
+            found[f"{_word(path.name)}_{_word(end)}"] = _files_of(config)
+        elif _PLAIN_END.fullmatch(end) and _is_text([file for file, _ in _even(files, _SNIFFED)]):
             plain.append(end)
         else:
             for file, size in files:
                 _count(passed_over, file, size)
     if plain:
         names = f"{{{','.join(each[1:] for each in plain)}}}" if len(plain) > 1 else plain[0][1:]
-        config = _config("text", str(path), f"**/*.{names}", None)
-        files = sorted(each for end in plain for each in by_ending[end])
-        found = {_word(path.name): _Files(config, files), **found}
+        found = {_word(path.name): _files_of(_config("text", str(path), f"**/*.{names}", None)), **found}
     return found
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, str, int]]:
-    """Yield files below a folder as `files_below` does, with their sizes; skip empty ones."""
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or name others.") from None
 
-    def refuse(error: OSError) -> None:
-        raise DataError(f"{error.filename}: {error.strerror}. Make the folder readable, or name others.") from None
 
-    for file, what in files_below(folder, refuse):
-        if what != name_end(file):  # hidden or special
-            yield file, what, 0
-            continue
-        with suppress(OSError):  # a dangling link
-            if size := file.stat().st_size:
-                yield file, what, size
+def _files_of(config: SourceConfig) -> _Files:
+    """Return the files that `prepare` reads for a source; without empty ones."""
+    sizes = [(file, file_state(file)[0]) for file in source_files("mine", config)]
+    return _Files(config, [each for each in sizes if each[1] > 0])
 
 
 def _kind(file: Path) -> str | None:
@@ -314,21 +307,19 @@ def _config(kind: str, path: str, pattern: str | None, example: Path | None) -> 
     config = SourceConfig(kind=kind, path=path, glob=pattern)  # type: ignore[arg-type]
     if "encoding" in FIELDS[kind]:
         config = replace(config, encoding=AUTO)
-    if example is not None and (column := _text_column(kind, example)) not in (None, "text"):
-        config = replace(config, text_field=column)
-    return config
+    column = None if example is None else _text_column(config, example)
+    return config if column in (None, TEXT) else replace(config, text_field=column)
 
 
-def _text_column(kind: str, file: Path) -> str | None:
+def _text_column(config: SourceConfig, file: Path) -> str | None:
     """Return the probable column of the text; None if none has a usual name, so that the reader lists the columns."""
-    names: list[str] = []
-    with suppress(OSError, EOFError, ValueError, csv.Error):  # reading will report it
-        if kind == "parquet":
+    names: Collection[str] = ()
+    with suppress(OSError, ValueError):  # reading will report it
+        if config.kind == "parquet":
             names = parquet_columns(file)
-        elif kind in ("jsonl", "csv"):
-            with open_unpacked(file) as content:
-                line = content.readline(_BLOCK_BYTES).decode("utf-8", "replace")
-            names = list(json.loads(line)) if kind == "jsonl" else next(csv.reader([line]))
+        elif config.kind != TEXT:
+            items = read_rows(Span("", str(file)), config, Columns(()), PrepareConfig.max_characters)
+            names = next((item.fields.keys() for item in items if isinstance(item, Row)), ())
     return next((name for name in _TEXT_FIELDS if name in names), None)
 
 

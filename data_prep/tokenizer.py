@@ -30,8 +30,7 @@ from data_prep.make_tokenizer import (
     save_tokenizer,
 )
 from data_prep.program import finish
-from data_prep.read.items import Document
-from data_prep.read.sources import read_source
+from data_prep.read.documents import Document, read_source
 from data_prep.superbpe import train_superbpe
 from data_prep.trim_tokenizer import trim_tokenizer
 from data_prep.write.workspace import workspace

@@ -46,8 +46,8 @@ LOOSE: dict[str, tuple[str, ...]] = {
 OUTSIDE: dict[str, tuple[str, ...]] = {
     "data_prep": (
         "cli.parser", "config", "core", "data.arrays", "data.dataset_card", "data.download", "data.field_counts",
-        "data.hub", "data.mds", "data.parquet", "data.remote", "data.shard_file", "data.shard_index",
-        "data.shard_writer", "data.statistics", "data.tables", "data.unpacked", "distributed.orphans", "vocabulary",
+        "data.mds", "data.read", "data.remote", "data.shard_file", "data.shard_index",
+        "data.shard_writer", "data.statistics", "distributed.orphans", "import_hook", "vocabulary",
     ),
     "launch": (
         "__main__", "checkpoints.manifest", "checkpoints.results", "cli.arguments", "cli.parser", "clock", "config",
@@ -96,10 +96,10 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.data.microbatches": ("numpy", "torch"),
     "modernbert_train.data.mixing": (),
     "modernbert_train.data.mds": ("numpy",),
-    "modernbert_train.data.hub": ("datasets",),
-    "modernbert_train.data.parquet": ("pyarrow",),
-    "modernbert_train.data.tables": ("pyarrow",),
-    "modernbert_train.data.unpacked": ("zstandard",),
+    "modernbert_train.data.read.encodings": ("charset_normalizer", "numpy"),
+    "modernbert_train.data.read.hub": ("datasets",),
+    "modernbert_train.data.read.parquet": ("pyarrow",),
+    "modernbert_train.data.read.unpacked": ("zstandard",),
     "modernbert_train.data.shard_file": ("numpy", "streaming"),
     "modernbert_train.data.shard_writer": ("numpy", "streaming"),
     "modernbert_train.data.workers": ("torch",),
@@ -167,12 +167,10 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "data_prep": ("datatrove", "numpy", "tokenizers", "tqdm"),
     "data_prep.adoption": ("numpy", "tokenizers"),
     "data_prep.tasks.executors": ("datatrove", "loguru"),
-    "data_prep.read.tables": ("pyarrow",),
     "data_prep.clean.words": ("datatrove", "fasttext"),
     "data_prep.clean.filters": ("datatrove", "regex"),
     "data_prep.clean.split_words": ("regex",),
     "data_prep.read.html": ("inscriptis",),
-    "data_prep.read.encodings": ("charset_normalizer", "numpy"),
     "launch": ("torch",),
     "launch.sweeps": ("optuna", "sqlalchemy", "yaml"),
 }

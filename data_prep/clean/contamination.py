@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.clean.split_words import folded, split_words
-from data_prep.read.items import LeftOut
-from data_prep.read.sources import read_source
+from data_prep.read.documents import read_source
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import DataError
 
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no word's weight in a hash becomes 0

@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from data_prep.clean.documents import OUTSIDE_SHARE, SourceTally, Tally
-from data_prep.read.encodings import AUTO, family, look_at
-from data_prep.read.sources import source_files
 from modernbert_train.config.tools.prepare import FIELDS, DatasetConfig, RowSourceConfig
+from modernbert_train.data.read.encodings import AUTO, family, look_at
+from modernbert_train.data.read.files import source_files
+from modernbert_train.data.read.rows import NO_COLUMN, NO_ROWS, REMEDIES, Remedy
 from modernbert_train.errors import DataError
 
-_EMPTY = "empty"
 _MOST_EMPTY = 0.5  # an empty document is no loss, but a column that is mostly empty is the wrong one
 _UNKNOWN = "unknown"
 _FILES = 100  # checked for their encoding
@@ -62,8 +62,8 @@ def _lost(counts: SourceTally, most: float) -> str | None:
         return "it holds no document"
     if not counts.documents.total() and counts.damaged.total() + _screened(counts) == counts.read:
         return f"none of its {counts.read:,} documents is left"
-    lost = counts.damaged.total() - counts.damaged[_EMPTY]
-    if counts.damaged[_EMPTY] > _MOST_EMPTY * counts.read:
+    lost = counts.damaged.total() - counts.damaged[NO_ROWS]
+    if counts.damaged[NO_ROWS] > _MOST_EMPTY * counts.read:
         lost = counts.damaged.total()
     if lost > most * counts.read:
         return f"{lost:,} of {counts.read:,} documents cannot be used, more than max_left_out={most:g} of them"
@@ -86,16 +86,8 @@ def _screened(counts: SourceTally) -> int:
 
 
 def _advice(reason: str, name: str, source: RowSourceConfig) -> str:
-    if reason == "no_text" and (key := source.text_key(name)) is not None:
+    if reason == NO_COLUMN and (key := source.text_key(name)) is not None:
         return f"Set {key} to the one that holds the text."
-    if reason in ("no_words", "other_words"):
-        return f"Set sources.{name}.words_field to the one with the words of the same text, or segment it again."
-    if reason == "html":
-        return f"Set sources.{name}.strip=html to take the text between the tags, or =nothing to keep the tags."
-    if reason == "not_json":
-        return f"Correct sources.{name}.kind, if these are not lines of JSON."
-    if reason == "too_long":
-        return "Raise max_characters, if that is one document."
     if (reason in _ENCODING or reason.startswith("not_")) and "encoding" in FIELDS[source.kind]:
         found = encodings_of(source_files(name, source))
         if found:
@@ -103,7 +95,7 @@ def _advice(reason: str, name: str, source: RowSourceConfig) -> str:
             best = next(iter(found)) if len(found) == 1 else AUTO
             use = " to theirs" if None in found or best == source.encoding else f"={best}"
             return f"Encodings of its files: {listed}. Set sources.{name}.encoding{use}."
-    return ""
+    return REMEDIES.get(reason, Remedy()).corpus.format(source=f"sources.{name}")
 
 
 def encodings_of(files: list[Path]) -> Counter[str | None]:

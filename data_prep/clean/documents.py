@@ -15,10 +15,11 @@ from typing import Any
 
 from data_prep.clean.fields import Fields, add_fields, as_text, count_fields, stream_of
 from data_prep.clean.filters import Screen
-from data_prep.read.items import Document, LeftOut
+from data_prep.read.documents import Document
 from modernbert_train.config.tools.prepare import REST, PrepareConfig, field_names
 from modernbert_train.core.read_json import as_type
 from modernbert_train.data.field_counts import FieldCounts
+from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import DataError
 
 TRAIN = "train"

@@ -14,9 +14,9 @@ from typing import Any
 
 import regex
 
-from data_prep.read.items import LeftOut
 from modernbert_train.config.tools.prepare import ALTERING_FILTERS, LANGUAGE_FILTER, REGEX_FILTER, FilterConfig
 from modernbert_train.core.files import anything_as, os_errors_as
+from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import ConfigError
 
 

@@ -19,11 +19,11 @@ from datatrove.pipeline.base import PipelineStep
 from data_prep.clean.contamination import Evaluations, evaluations_of
 from data_prep.clean.documents import Kept, SourceTally, Tally, examine, splits_of, values_of
 from data_prep.clean.filters import make_screen
-from data_prep.read.items import Document, LeftOut
-from data_prep.read.sources import read_span
+from data_prep.read.documents import Document, read_span
 from data_prep.read.words import Words
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import DatasetConfig, PrepareConfig
+from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import DataError
 
 _LEFT_OUT = 255  # code of an item that is not written; others are positions in `splits_of`

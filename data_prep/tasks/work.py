@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_prep.read.items import Span
-from data_prep.read.lines import can_be_cut
-from data_prep.read.sources import file_state, whole_spans
-from data_prep.read.tables import parquet_groups
 from modernbert_train.config.tools.prepare import DatasetConfig, RowSourceConfig
 from modernbert_train.core.files import write_whole
+from modernbert_train.data.read.files import file_state
+from modernbert_train.data.read.jsonl import can_be_cut
+from modernbert_train.data.read.parquet import parquet_groups
+from modernbert_train.data.read.rows import Span
+from modernbert_train.data.read.sources import whole_spans
 from modernbert_train.errors import DataError
 
 _FEW_TASKS = 64  # a small corpus is cut into this many, so that every core has work ...

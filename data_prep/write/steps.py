@@ -24,13 +24,13 @@ from data_prep.make_tokenizer import (
     num_entries,
     require_unspoken,
 )
-from data_prep.read.items import LeftOut
 from data_prep.read.steps import FIELDS, SOURCE, SPLIT, WORDS, Step
 from data_prep.read.words import inside_words
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig, has_words
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import file_sha256
+from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.vocabulary import role_tokens
 
 _BATCH_CHARACTERS = 1 << 18  # text tokenised together; takes about 200 bytes of memory a character

@@ -99,6 +99,17 @@ def shorten(text: str, letters: int) -> str:
     return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
 
 
+def shown_value(value: object) -> str:
+    """Format a value for a message."""
+    return shorten(repr(value), 40) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
+
+
+def some(names: Sequence[str], most: int = 10) -> str:
+    """Format the first of many names for a message."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(shorten(str(name), 40) for name in names[:most]) + more
+
+
 def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = False) -> str:
     """Format rows of cells as lines, each column as wide as its widest cell.
 

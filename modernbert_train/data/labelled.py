@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.evals import of_kind
 from modernbert_train.config.schema import EvaluatorConfig, ProbeConfig
-from modernbert_train.core.files import os_errors_as, values_as
+from modernbert_train.core.files import values_as
 from modernbert_train.core.keyed_random import derive, permutation
-from modernbert_train.core.text import plural, shorten
-from modernbert_train.data.tables import Cell, read_rows, shown_value, some
+from modernbert_train.core.text import plural, shorten, shown_value, some
+from modernbert_train.data.read.task_rows import Cell, table_rows
 from modernbert_train.errors import DataError
 
 ONLY_LEARNED = -1  # part of a text that is used for training only
@@ -121,9 +121,8 @@ def _drawn(key: str, file: str, settings: ProbeConfig) -> tuple[list[Example], i
     """Choose texts of a file, in their order, and count the empty ones."""
     path = Path(file)
     found, empty = [], 0
-    unread, remedy = f"{key}={file}: cannot be read", "Name a file of labelled texts."
-    with os_errors_as(DataError, unread, remedy), values_as(DataError, f"{key}={file}"):
-        for row in read_rows(path, settings.text_columns, (settings.label_column,)):
+    with values_as(DataError, f"{key}={file}"):
+        for row in table_rows(path, settings.text_columns, (settings.label_column,)):
             if any(text.strip() for text in row.texts):
                 found.append(Example(row.texts, _label(row.values[0], settings.label_column, row.line)))
             else:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.core.files import ending, os_errors_as, values_as, whole_file
 from modernbert_train.core.text import plural
-from modernbert_train.data.tables import ENDS, Row, lines_of, read_rows, require_text
+from modernbert_train.data.read.task_rows import ENDS, lines_of, require_text, table_rows
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.loaded import load_model
 from modernbert_train.report.counting import Counting
@@ -112,15 +112,16 @@ def _texts_of(path: Path, column: str) -> Iterator[str]:
     Raises:
         DataError: it cannot be read, or a text is missing or of another type; names the line.
     """
-    with os_errors_as(DataError, f"{path}: cannot be read", "Name a file of texts."), values_as(DataError, str(path)):
-        rows: Iterator[Row] = read_rows(path, [column], keys="--column")
-        if ending(path) == ".txt":
-            rows = (Row(number, (line.rstrip("\r\n"),), ()) for number, line in enumerate(lines_of(path), start=1))
-        for row in rows:
-            require_text(row.texts[0], f"line {row.line}")
-            if not row.texts[0].strip():
-                raise ValueError(f"line {row.line}: is empty. Correct it, or remove it: a text is a vector.")
-            yield row.texts[0]
+    with values_as(DataError, str(path)):
+        for line, text in lines_of(path) if ending(path) == ".txt" else _column(path, column):
+            require_text(text, f"line {line}")
+            if not text.strip():
+                raise ValueError(f"line {line}: is empty. Correct it, or remove it: a text is a vector.")
+            yield text
+
+
+def _column(path: Path, column: str) -> Iterator[tuple[int, str]]:
+    return ((row.line, row.texts[0]) for row in table_rows(path, [column], keys="--column"))
 
 
 # --- vectors ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from data_prep.prepare import main
-from data_prep.read.items import Document
-from data_prep.read.sources import read_source
+from data_prep.read.documents import Document, read_source
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.dataset_card import read_card
 

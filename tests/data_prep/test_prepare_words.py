@@ -19,13 +19,13 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from data_prep.make_tokenizer import encode_with_offsets, train_tokenizer
 from data_prep.prepare import main
-from data_prep.read.items import Document, LeftOut
-from data_prep.read.sources import read_source
+from data_prep.read.documents import Document, read_source
 from data_prep.read.words import inside_words
 from data_prep.report import fingerprint
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.read.rows import LeftOut
 from tests.support.make_shards import VOCAB_SIZE
 from tests.support.segmented_corpus import CHARACTERS, write_corpus
 

@@ -75,11 +75,11 @@ def test_vectors_of_a_file_are_those_of_the_exported_model(
     [
         ("texts.txt", b"one\n  \ntwo", "texts.txt: line 2: is empty. Correct it, or remove it"),
         ("texts.txt", b"", "texts.txt: holds no text"),
-        ("texts.txt", b"one\n\xff\xfe", "texts.txt: is not UTF-8"),
-        ("texts.jsonl", b'{"text": "a"}\n\n{"text": }\n', "texts.jsonl: line 3 is not JSON"),
+        ("texts.txt", b"one\n\xff\xfe", "texts.txt: not UTF-8. Convert it: iconv"),
+        ("texts.jsonl", b'{"text": "a"}\n\n{"text": }\n', "texts.jsonl: line 3: not JSON"),
         ("texts.jsonl", b'{"text": "a"}\n{"text": 7}\n', "texts.jsonl: line 2: text is 7, and not a text"),
-        ("texts.jsonl", b'{"body": "a"}\n', "line 1 has no text; it has body. Set --column to"),
-        ("texts.parquet", b"no", "texts.parquet: no whole Parquet file"),
+        ("texts.jsonl", b'{"body": "a"}\n', "line 1: no column 'text' among 'body'. Set --column to"),
+        ("texts.parquet", b"no", "texts.parquet: cannot be read (ArrowInvalid"),
     ],
 )
 def test_a_text_that_is_none_is_named_before_a_model_is_loaded(

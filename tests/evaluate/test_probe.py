@@ -301,22 +301,22 @@ LINE = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n{"text": "c", "lab
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("t.jsonl", None, "cannot be read (No such file or directory). Name a file of labelled texts."),
+        ("t.jsonl", None, "cannot be read (No such file or directory). Restore it, or correct the path."),
         ("t.jsonl", "", "0 texts, all of one class (none)"),
         (
             "t.jsonl",
             LINE.replace('"text"', '"sentence"'),
-            "line 1 has no text; it has sentence, label. Set text_columns",
+            "line 1: no column 'text' among 'sentence', 'label'. Set text_columns",
         ),
-        ("t.jsonl", LINE + "{", "line 5 is not JSON"),
+        ("t.jsonl", LINE + "{", "line 5: not JSON"),
         ("t.jsonl", LINE + '{"text": "e", "label": 0.5}', "line 5: label is 0.5, and not a class"),
         ("t.jsonl", LINE + '{"text": ["e"], "label": 1}', "line 5: text is a list, and not a text"),
         ("t.jsonl", LINE + '{"text": "e", "label": 2}', "1 of 3 classes have a single text among the 5 taken (2)"),
-        ("t.csv", "", "the first line has no text and no label; it has nothing"),
-        ("t.csv", "text,label\na\n", "line 2 has 1 value, and the first line names 2"),
-        ("t.csv", 'text,label\n"a,0\n', "unexpected end of data"),
+        ("t.csv", "", "line 1: no column 'text' among none. Set text_columns"),
+        ("t.csv", "text,label\na\n", "line 2: 1 cell in a row, the header names 2"),
+        ("t.csv", 'text,label\n"a,0\n', "line 2: unexpected end of data. Correct it"),
         ("t.tsv", "text\tlabel\n" + "a" * 5_000_000 + "\t0\n", "line 2: text has 5,000,000 characters"),
-        ("t.csv", "text,label,label\na,0,1\n", "the first line has label twice"),
+        ("t.csv", "text,label,label\na,0,1\n", "line 1: two columns are called 'label'; rename one"),
         ("t.jsonl", LINE + '{"text": "e", "label": 1, "label": 0}', "the key label stands twice in one object"),
     ],
     ids=lambda value: str(value)[-20:],
@@ -335,7 +335,7 @@ def test_a_file_that_cannot_serve_is_refused_before_the_start(
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_bytes(b'{"text": "\xff", "label": 0}\n')
-    with pytest.raises(DataError, match="is not UTF-8"):
+    with pytest.raises(DataError, match=r"line 1: not UTF-8: byte 0xff at offset 10\. Convert it: iconv"):
         read_labelled("evals.x", ProbeConfig(train=str(tmp_path / "t.jsonl")))
     (tmp_path / "u.jsonl").mkdir()
     with pytest.raises(DataError, match="Is a directory"):

@@ -18,7 +18,8 @@ from modernbert_train.config.evals import COUNT
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import ending
-from modernbert_train.data.tables import Row, json_of, read_rows, shown_value
+from modernbert_train.core.text import shown_value
+from modernbert_train.data.read.task_rows import TaskRow, json_of, table_rows
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.classes import DIGITS
 from modernbert_train.evaluate.finetune.counts import Counts
@@ -63,11 +64,11 @@ class Answers(Kind):
         texts = ["question", "context"] if task.text_columns == ["text"] else task.text_columns
         return texts, [_label_column(task)] if labelled else []
 
-    def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[Row]:
+    def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[TaskRow]:
         """See `Kind`; the line of SQuAD's JSON is the number of the question."""
         if ending(path) != SQUAD:
             texts, others = self.columns(task, labelled)
-            yield from read_rows(path, texts, [*others, *([named] if named else [])], KEYS)
+            yield from table_rows(path, texts, [*others, *([named] if named else [])], KEYS)
             return
         found = json_of(path)
         try:
@@ -81,7 +82,7 @@ class Answers(Kind):
                 if not isinstance(context, str) or not isinstance(question["question"], str):
                     raise ValueError(f"line {number}: the question or its context is no text. Correct it.")
                 label = [[] if question.get("is_impossible") else question["answers"]] if labelled else []
-                yield Row(number, (question["question"], context), (*label, *([question["id"]] if named else [])))
+                yield TaskRow(number, (question["question"], context), (*label, *([question["id"]] if named else [])))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"is not as SQuAD's files are ({type(error).__name__}: {error}): data, paragraphs, qas with question, "

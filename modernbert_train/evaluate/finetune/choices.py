@@ -13,8 +13,8 @@ import numpy as np
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
+from modernbert_train.core.text import shown_value
 from modernbert_train.data.labelled import class_name
-from modernbert_train.data.tables import shown_value
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.classes import NOTHING, pooling, rounded
 from modernbert_train.evaluate.finetune.counts import Counts

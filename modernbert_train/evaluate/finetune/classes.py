@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
-from modernbert_train.core.text import number_in
+from modernbert_train.core.text import number_in, shown_value
 from modernbert_train.data.labelled import listed_classes
-from modernbert_train.data.tables import shown_value
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig, common_problems
-from modernbert_train.data.tables import Row
+from modernbert_train.data.read.task_rows import TaskRow
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
@@ -46,12 +46,11 @@ class Kind(Protocol):
     def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
         """Return the columns with texts, and the other columns, the label last."""
 
-    def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[Row]:
+    def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[TaskRow]:
         """Yield the rows of a file: texts, and values of the other columns and of the column `named`.
 
         Raises:
-            OSError: the file cannot be read.
-            ValueError: it is damaged or lacks a column; names the line.
+            OSError, ValueError: the file cannot be read, is damaged or lacks a column; names the line.
         """
 
     def example(

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from modernbert_train.config.schema import ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
+from modernbert_train.core.text import some
 from modernbert_train.data.labelled import class_name
-from modernbert_train.data.tables import Cell, some
+from modernbert_train.data.read.task_rows import Cell
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split, by_place
 

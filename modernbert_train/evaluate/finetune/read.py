@@ -10,12 +10,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.core.files import PACKED, ending, os_errors_as, values_as
-from modernbert_train.data.hub import is_saved
-from modernbert_train.data.tables import Row
+from modernbert_train.core.files import PACKED, anything_as, ending, os_errors_as, values_as
+from modernbert_train.data.read.hub import class_names, is_saved, open_dataset
+from modernbert_train.data.read.rows import Columns, Row
+from modernbert_train.data.read.task_rows import TaskRow, task_rows
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split
 from modernbert_train.evaluate.finetune.kinds import kind_of
+from modernbert_train.evaluate.finetune.texts import KEYS
 
 _ALIASES = {"validation": "dev", "validation_matched": "dev_matched", "validation_mismatched": "dev_mismatched"}
 
@@ -73,35 +75,38 @@ def read_splits(task: TaskConfig) -> dict[str, Split]:
 
 def first_row(key: str, path: Path, task: TaskConfig) -> None:
     """Read the first row of a file. Raises DataError as `read_splits` does."""
+    _of_file(key, path, task, 1)
+
+
+def _of_file(key: str, path: Path, task: TaskConfig, most: int | None = None) -> Split:
     labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
     unread = os_errors_as(DataError, f"{key}={path}: cannot be read", "Name a file of labelled texts.")
     with unread, values_as(DataError, f"{key}={path}"):
         rows = kind_of(task.kind).rows(path, task, labelled, named)
-        _split(key, str(path), "line", itertools.islice(rows, 1), task, ())
-
-
-def _of_file(key: str, path: Path, task: TaskConfig) -> Split:
-    labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
-    unread = os_errors_as(DataError, f"{key}={path}: cannot be read", "Name a file of labelled texts.")
-    with unread, values_as(DataError, f"{key}={path}"):
-        rows = kind_of(task.kind).rows(path, task, labelled, named)
-        return _split(key, str(path), "line", rows, task, ())
+        return _split(key, str(path), "line", itertools.islice(rows, most), task, ())
 
 
 def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
-    from modernbert_train.evaluate.finetune.hub import read_hub
-
     labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
     subset, _, split = split.rpartition("/")
     subset = subset or task.subset or ""
-    columns = kind_of(task.kind).columns(task, labelled)
-    rows, names = read_hub(str(task.data), subset or None, split, columns, labelled, named)
+    remedy = f"Correct data, subset and the split {split!r}, or name a folder with a file for each split: data=FOLDER."
+    with anything_as(DataError, f"data={task.data}: the hub does not give it", remedy):
+        found = open_dataset(str(task.data), subset or None, split, streaming=False)
+    texts, others = kind_of(task.kind).columns(task, labelled)
+    names = class_names(found, others[-1]) if labelled and others[-1] in found.column_names else ()
+    others = [*others, *([named] if named else [])]
     source = "/".join(filter(None, (task.data, subset, split)))
     with values_as(DataError, source):
-        return _split(key, source, "row", rows, task, names)
+        if problem := Columns((*texts, *others)).lacking(found.column_names):
+            raise ValueError(f"{problem}. Set {KEYS} to names of them.")
+        rows = (Row(source, row, line=number) for number, row in enumerate(found, start=1))
+        return _split(key, source, "row", task_rows(rows, texts, others, word="row"), task, names)
 
 
-def _split(key: str, source: str, word: str, rows: Iterable[Row], task: TaskConfig, names: tuple[str, ...]) -> Split:
+def _split(
+    key: str, source: str, word: str, rows: Iterable[TaskRow], task: TaskConfig, names: tuple[str, ...]
+) -> Split:
     labelled, named = key not in task.predict, task.id_column is not None and key != TRAIN
     kind, examples = kind_of(task.kind), []
     for row in rows:

@@ -14,8 +14,8 @@ from modernbert_train.config.kinds import SPANS
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import ending
-from modernbert_train.data.conll import loose_tags, read_sentences, require_span_tag, token_lists
-from modernbert_train.data.tables import Row, read_rows
+from modernbert_train.data.read.conll import loose_tags, read_sentences, require_span_tag, token_lists
+from modernbert_train.data.read.task_rows import TaskRow, table_rows
 from modernbert_train.evaluate.finetune.classes import NOTHING, rounded
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split, by_place
@@ -40,13 +40,13 @@ class Words(Kind):
         """See `Kind`."""
         return [], [task.word_column, *([task.tag_column] if labelled else [])]
 
-    def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[Row]:
+    def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[TaskRow]:
         """See `Kind`; of a CoNLL file, which names nothing, the words are the texts."""
         if ending(path) in (".jsonl", ".parquet"):
-            yield from read_rows(path, (), [*self.columns(task, labelled)[1], *([named] if named else [])], KEYS)
+            yield from table_rows(path, (), [*self.columns(task, labelled)[1], *([named] if named else [])], KEYS)
             return
         for each in read_sentences(path, tagged=labelled, spans=task.spans):
-            yield Row(each.line, each.words, (*([each.tags] if labelled else []), *([None] if named else [])))
+            yield TaskRow(each.line, each.words, (*([each.tags] if labelled else []), *([None] if named else [])))
 
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool

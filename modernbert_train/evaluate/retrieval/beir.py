@@ -6,15 +6,15 @@ it again, a part at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from modernbert_train.core.files import os_errors_as, values_as
+from modernbert_train.core.files import values_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.text import number_in, plural, shorten
-from modernbert_train.data.tables import lines_of, objects
+from modernbert_train.data.read.task_rows import lines_of, objects
 from modernbert_train.errors import DataError
 
 BEIR = {  # public set -> task of mteb
@@ -72,7 +72,7 @@ class Beir:
             yield part
 
 
-def joined(entry: dict[str, Any]) -> str:
+def joined(entry: Mapping[str, Any]) -> str:
     """Return a document as one text: title, space, text; without a title only the text."""
     title = entry.get("title") or ""
     return f"{title} {entry['text']}".strip()
@@ -187,18 +187,17 @@ def _read_queries(file: Path) -> dict[str, str]:
     return texts
 
 
-def _objects(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     return checked(file, objects(file, ("_id", "text")))
 
 
 def checked(file: Path, found: Iterable[T]) -> Iterator[T]:
     """Yield the items read from a file; errors name the file."""
-    remedy = "Restore it, or correct the path."
-    with os_errors_as(DataError, f"{file}: cannot be read", remedy), values_as(DataError, str(file)):
+    with values_as(DataError, str(file)):
         yield from found
 
 
-def _id(entry: dict[str, Any], lines: dict[str, int], file: Path, number: int) -> str:
+def _id(entry: Mapping[str, Any], lines: dict[str, int], file: Path, number: int) -> str:
     name = entry.get("_id")
     if isinstance(name, int) and not isinstance(name, bool):
         name = str(name)
@@ -211,7 +210,7 @@ def _id(entry: dict[str, Any], lines: dict[str, int], file: Path, number: int) -
     return name
 
 
-def _text(entry: dict[str, Any], file: Path, number: int) -> str:
+def _text(entry: Mapping[str, Any], file: Path, number: int) -> str:
     text = entry.get("text")
     if not isinstance(text, str):
         raise DataError(f"{file}: line {number} has no text. Give it one; it may be empty.")
@@ -221,8 +220,8 @@ def _text(entry: dict[str, Any], file: Path, number: int) -> str:
 def _read_qrels(file: Path) -> list[tuple[int, str, str, int]]:
     """Return line, query, document and score of each judgement."""
     found = []
-    for number, line in checked(file, enumerate(lines_of(file), start=1)):
-        words = line.rstrip("\r\n").split("\t")
+    for number, line in checked(file, lines_of(file)):
+        words = line.split("\t")
         if number == 1:
             if tuple(words) != _HEAD:
                 raise DataError(

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from modernbert_train.config.tools.retrieval import MineConfig
-from modernbert_train.core.files import ending, os_errors_as, values_as
-from modernbert_train.data.tables import ENDS, read_rows
+from modernbert_train.core.files import ending, values_as
+from modernbert_train.data.read.task_rows import ENDS, table_rows
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import beir_folder, training_pairs
 
@@ -41,7 +41,6 @@ def _rows(path: Path, named: str, config: MineConfig) -> Iterator[tuple[str, ...
         wrong = "a pipe or a device, and not a file" if path.exists() else "no such file"
         raise DataError(f"{named}: {wrong}. Correct the path.")
     columns = [config.query_column, config.positive_column]
-    unread = os_errors_as(DataError, f"{named}: cannot be read", "Name a file of pairs.")
-    with unread, values_as(DataError, named):
-        for row in read_rows(path, columns, keys="query_column and positive_column"):
+    with values_as(DataError, named):
+        for row in table_rows(path, columns, keys="query_column and positive_column"):
             yield row.texts

@@ -9,7 +9,7 @@ from pathlib import Path
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.retrieval import RetrievalConfig, retrieval_problems
 from modernbert_train.core.files import ending
-from modernbert_train.data.tables import ENDS
+from modernbert_train.data.read.task_rows import ENDS
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.task import run_name

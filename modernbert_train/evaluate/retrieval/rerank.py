@@ -21,7 +21,7 @@ from modernbert_train.config.tools.retrieval import RANKING, EvaluateConfig, Mea
 from modernbert_train.core.files import anything_as, errors_to, os_errors_as
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import number_in, shorten
-from modernbert_train.data.tables import lines_of
+from modernbert_train.data.read.task_rows import lines_of
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.beir import checked
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, quiet
@@ -70,7 +70,7 @@ def by_score(scores: Mapping[str, float]) -> list[str]:
 
 
 def _trec(file: Path) -> Iterator[tuple[str, str, str, float]]:
-    for number, line in checked(file, enumerate(lines_of(file), start=1)):
+    for number, line in checked(file, lines_of(file)):
         words, where = line.split(), f"{file}: line {number}"
         if words and len(words) != _TREC:
             raise DataError(

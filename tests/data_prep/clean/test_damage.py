@@ -14,10 +14,10 @@ import pytest
 
 from data_prep.clean.damage import damaged_sources
 from data_prep.clean.documents import SourceTally, Tally
-from data_prep.read.items import Document, LeftOut
-from data_prep.read.sources import read_source
+from data_prep.read.documents import Document, read_source
 from data_prep.tokenizer import main as tokenizer_main
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, prepare_problems
+from modernbert_train.data.read.rows import LeftOut
 
 Command = Callable[..., int]
 DATA = 65

@@ -17,9 +17,9 @@ from data_prep.clean.duplicates import _Signature
 from data_prep.clean.filters import make_screen
 from data_prep.clean.words import PlainWords
 from data_prep.prepare import main
-from data_prep.read.items import LeftOut
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import FilterConfig, NearDuplicatesConfig
+from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import ConfigError
 
 Command = Callable[..., int]

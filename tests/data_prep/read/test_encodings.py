@@ -15,13 +15,14 @@ import pytest
 import zstandard
 
 from data_prep.prepare import main
-from data_prep.read import sources
-from data_prep.read.encodings import guess
-from data_prep.read.items import Document, LeftOut
-from data_prep.read.sources import read_source, whole_spans
+from data_prep.read import documents
+from data_prep.read.documents import Document, read_source
 from data_prep.report import fingerprint
 from data_prep.tasks.work import cut
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+from modernbert_train.data.read.encodings import guess
+from modernbert_train.data.read.rows import LeftOut
+from modernbert_train.data.read.sources import whole_spans
 
 FRENCH = "Où est le garçon qui a mangé l\u2019œuf à la coque ? Il n'est pas là.\n"
 RUSSIAN = "Где мальчик, который съел яйцо? Его здесь нет.\n"  # noqa: RUF001
@@ -125,7 +126,7 @@ def test_jsonl_of_utf_16_is_not_cut_and_others_are(tmp_path: Path, monkeypatch: 
     source = SourceConfig(kind="jsonl", path=str(tmp_path), encoding="auto")
     config = PrepareConfig(out="x", sources={"a": source}, task_bytes=1 << 12)
     spans = [span for task in cut(config) for span in task]
-    texts = [item for span in spans for item in sources.read_span(span, source, 1 << 20)]
+    texts = [item for span in spans for item in documents.read_span(span, source, 1 << 20)]
     assert len(texts) == 600 and all(isinstance(item, Document) and item.text == FRENCH for item in texts)
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from data_prep.prepare import main
-from data_prep.read.items import Document, LeftOut, Span
-from data_prep.read.sources import read_span
+from data_prep.read.documents import Document, read_span
 from data_prep.tokenizer import main as tokenizer_main
 from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.data.read.rows import LeftOut, Span
 from tests.support.corpora import tokens_of
 
 PROTEINS = ["MKVLAAGIVGLLLAQWERTY", "MSTNPKPQRKTKRNTNRRPQ", "MGSSHHHHHHSSGLVPRGSH", "MAHHHHHHVGTGSNDDDDKS"]

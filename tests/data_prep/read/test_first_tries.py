@@ -15,11 +15,12 @@ import datasets
 import pytest
 import zstandard
 
-from data_prep.read.encodings import guess, look_at
-from data_prep.read.items import Document, LeftOut
-from data_prep.read.sources import passed_over, passed_over_lines, read_source
+from data_prep.read.documents import Document, read_source
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, prepare_problems
+from modernbert_train.data.read.encodings import guess, look_at
+from modernbert_train.data.read.files import passed_over, passed_over_lines
+from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import DataError
 
 Command = Callable[..., int]

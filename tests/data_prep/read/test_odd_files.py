@@ -11,12 +11,13 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from data_prep.read.items import Document, LeftOut
-from data_prep.read.sources import passed_over, read_source, source_files
+from data_prep.read.documents import Document, read_source
 from data_prep.sample import look_at_text
 from modernbert_train.__main__ import main
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
-from modernbert_train.data.tables import read_rows
+from modernbert_train.data.read.files import passed_over, source_files
+from modernbert_train.data.read.rows import LeftOut
+from modernbert_train.data.read.task_rows import table_rows
 from modernbert_train.errors import DataError
 
 RUSSIAN = "привет мир"
@@ -70,8 +71,8 @@ def test_a_pipe_is_refused_by_every_verb(folder: Path, tmp_path: Path, capsys: p
         look_at_text(["/dev/zero"])
     assert main(["embed", "model", str(tmp_path / "pipe.jsonl"), "--out", str(tmp_path / "v.npy")]) == 65
     assert "a pipe or a device and not a file" in capsys.readouterr().err
-    with pytest.raises(OSError, match="a pipe or a device and not a file"):
-        list(read_rows(tmp_path / "pipe.jsonl", ["text"]))
+    with pytest.raises(ValueError, match="a pipe or a device and not a file"):
+        list(table_rows(tmp_path / "pipe.jsonl", ["text"]))
 
 
 def test_a_small_file_never_takes_gigabytes(tmp_path: Path) -> None:
@@ -85,9 +86,9 @@ def test_a_small_file_never_takes_gigabytes(tmp_path: Path) -> None:
         *_, last = read_source("x", source(tmp_path, kind), 1000)
         assert isinstance(last, LeftOut) and "unpacks to more than" in last.detail and last.rest
     with pytest.raises(ValueError, match="unpacks to more than"):
-        sum(1 for _ in read_rows(tmp_path / "a.jsonl.zst", ["text"]))
+        sum(1 for _ in table_rows(tmp_path / "a.jsonl.zst", ["text"]))
     with pytest.raises(ValueError, match="line 1: text has 16,777,216 characters"):
-        sum(1 for _ in read_rows(tmp_path / "a.parquet", ["text"]))
+        sum(1 for _ in table_rows(tmp_path / "a.parquet", ["text"]))
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonl", "csv"])

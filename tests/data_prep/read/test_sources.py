@@ -11,9 +11,9 @@ import datasets
 import pytest
 import zstandard
 
-from data_prep.read.items import Document, LeftOut
-from data_prep.read.sources import read_source
+from data_prep.read.documents import Document, read_source
 from modernbert_train.config.tools.prepare import SourceConfig
+from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import ConfigError, DataError
 
 LIMIT = 1000

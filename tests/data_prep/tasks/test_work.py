@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.read.items import Document, LeftOut, Span
-from data_prep.read.sources import read_span, whole_spans
+from data_prep.read.documents import Document, read_span
 from data_prep.tasks.work import cut, make_work, read_work
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+from modernbert_train.data.read.rows import LeftOut, Span
+from modernbert_train.data.read.sources import whole_spans
 from modernbert_train.errors import DataError
 
 LIMIT = 100

@@ -262,7 +262,7 @@ def test_several_runs_need_a_folder_and_no_launcher(
     [
         (("lr=-1",), 78, "lr=-1.0: must be above 0"),
         (("train=gone.tsv",), 65, "train=gone.tsv: no such file"),
-        (("label_column=class",), 65, "the first line has no class; it has text, label"),
+        (("label_column=class",), 65, "line 1: no column 'class' among 'text', 'label'"),
         ((), 65, "no such folder"),  # the model
     ],
 )

@@ -125,7 +125,7 @@ def test_lists_of_words_and_tags_are_what_a_conll_file_is(tmp_path: Path, tokeni
         ({"tokens": ["a b"], "tags": ["O"]}, "a word with a space in it"),
         ({"tokens": ["a"], "tags": ["NN"]}, "the tag 'NN' is none of O, B-x.*set metrics to .accuracy"),
         ({"tokens": ["a"], "tags": [None]}, "neither a text nor a whole number"),
-        ({"words": ["a"], "tags": ["O"]}, "has no tokens; it has words, tags"),
+        ({"words": ["a"], "tags": ["O"]}, "no column 'tokens' among 'words', 'tags'"),
     ],
 )
 def test_lists_that_are_none_are_refused_with_their_line(

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.data.conll import read_sentences
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.labels import DocumentLabels
 from modernbert_train.data.packing import Chunk
+from modernbert_train.data.read.conll import read_sentences
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.kinds import kind_of, task_problems
 from modernbert_train.evaluate.finetune.read import read_splits
@@ -131,8 +131,8 @@ def test_a_second_call_finds_the_shards_and_another_task_is_refused(tmp_path: Pa
         ([("a", "['x', 'y']"), ("b", "[]")], [("a", "x")], {"kind": "multi-label"}, "line 2: .* a list that was"),
         ([("a", "1"), ("b", "1e39")], [("a", "1")], {"kind": "regression"}, "line 3: '1e39' is no score"),
         ([("a", "up"), ("b", "down")], [(" ", "up")], {}, "holds no text with a letter"),
-        ([("a", "up"), ("b", "down", "more")], [("a", "up")], {}, "line 3 has 3 values"),
-        ([("a", "up"), ("b", "down")], [("a", "up")], {"label_column": "class"}, "the first line has no class"),
+        ([("a", "up"), ("b", "down", "more")], [("a", "up")], {}, "line 3: 3 cells in a row, the header names 2"),
+        ([("a", "up"), ("b", "down")], [("a", "up")], {"label_column": "class"}, "line 1: no column 'class' among"),
     ],
 )  # fmt: skip
 def test_texts_that_cannot_be_learned_are_refused_with_their_place(
@@ -175,7 +175,7 @@ def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path, tokenize
     for name, some in (("train", rows[::-1]), ("dev", rows[1:])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
     keys = {"train": f"{tmp_path}/train.jsonl", "validation": {"dev": f"{tmp_path}/dev.jsonl"}}
-    with pytest.raises(DataError, match="line 2 holds half of a surrogate pair, which is no text. Correct it"):
+    with pytest.raises(DataError, match="line 2: half of a surrogate pair, which is no text. Correct it"):
         prepare(task_of(tmp_path, **keys), tokenizer, 32, tmp_path / "run" / "task")
 
 

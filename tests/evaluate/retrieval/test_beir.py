@@ -48,10 +48,10 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty corpus": (lambda folder: (folder / "corpus.jsonl").write_text(""), "corpus.jsonl: is empty"),
     "empty qrels": (lambda f: (f / "qrels/test.tsv").write_text(HEAD), "no judgement"),
     "no head": (lambda folder: (folder / "qrels/test.tsv").write_text("q1\td1\t1\n"), "Begin with the names of"),
-    "not JSON": (append("corpus.jsonl", "{\n"), "corpus.jsonl: line 3 is not JSON"),
-    "no object": (append("queries.jsonl", "[1]\n"), "queries.jsonl: line 3 is no object"),
-    "no id": (append("corpus.jsonl", '{"text": "a"}\n'), "corpus.jsonl: line 3 has no _id"),
-    "no text": (append("corpus.jsonl", '{"_id": "d3"}\n'), "corpus.jsonl: line 3 has no text"),
+    "not JSON": (append("corpus.jsonl", "{\n"), "corpus.jsonl: line 3: not JSON"),
+    "no object": (append("queries.jsonl", "[1]\n"), "queries.jsonl: line 3: list, not an object"),
+    "no id": (append("corpus.jsonl", '{"text": "a"}\n'), "corpus.jsonl: line 3: no column '_id' among"),
+    "no text": (append("corpus.jsonl", '{"_id": "d3"}\n'), "corpus.jsonl: line 3: no column 'text' among"),
     "title": (append("corpus.jsonl", '{"_id": "d3", "text": "", "title": 3}\n'), "line 3: title is no text"),
     "document twice": (append("corpus.jsonl", '{"_id": "d1", "text": ""}\n'), "3: the _id d1 is that of line 1 too"),
     "unknown document": (append("qrels/test.tsv", "q1\td9\t1\n"), "test.tsv: line 3: d9 is not in corpus.jsonl; of 2"),
@@ -60,7 +60,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "two columns": (append("qrels/test.tsv", "q1\td2\n"), "line 3 has 2 values"),
     "two scores": (append("qrels/test.tsv", "q1\td1\t0\n"), "line 3: d1 has the score 0 for q1, and 1 above"),
     "none relevant": (lambda f: (f / "qrels/test.tsv").write_text(f"{HEAD}q1\td1\t0\n"), "is relevant"),
-    "not UTF-8": (lambda folder: (folder / "corpus.jsonl").write_bytes(b'{"_id": "\xff"}'), "is not UTF-8"),
+    "not UTF-8": (lambda folder: (folder / "corpus.jsonl").write_bytes(b'{"_id": "\xff"}'), "line 1: not UTF-8"),
     "link": (lambda folder: (folder / "qrels/a.tsv").symlink_to("/etc/passwd"), "a link to /etc/passwd"),
 }  # fmt: skip
 

@@ -119,7 +119,7 @@ def test_what_cannot_be_mined_is_refused(encoder: Path, tmp_path: Path, capsys: 
     (tmp_path / "mine.jsonl").write_text("{}\n")
     assert "`retrieval mine` did not write it" in error(f"out={tmp_path / 'mine.jsonl'}")
     assert "1 pairs are left" in error(of=write_pairs(tmp_path / "one.jsonl", 1))
-    assert "has no answer" in error("positive_column=answer")
+    assert "no column 'answer' among" in error("positive_column=answer")
     (tmp_path / "late").mkdir()
     for path in encoder.iterdir():
         (tmp_path / "late" / path.name).write_bytes(path.read_bytes())

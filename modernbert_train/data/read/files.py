@@ -1,8 +1,4 @@
-"""Sources of text: their files, and one reader for each kind.
-
-Every reader yields its documents in a fixed order, and unreadable ones as `LeftOut`; later steps decide about each
-document. A file can be read in spans, so that several processes can share a large one.
-"""
+"""Which files a folder or a pattern means, for every verb: hidden and special files are left out, and counted."""
 
 from __future__ import annotations
 
@@ -15,28 +11,18 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from data_prep.read.delimited import read_csv
-from data_prep.read.encodings import UTF_8
-from data_prep.read.fasta import read_fasta
-from data_prep.read.items import Columns, Document, LeftOut, Row, Span, columns_of, decode, take_text, unreadable
-from data_prep.read.lines import read_jsonl
-from data_prep.read.shards import read_mds, without_unpacked
-from data_prep.read.tables import hub_shards, read_hub, read_parquet
-from modernbert_train.config.tools.prepare import GLOBS, DatasetConfig, RowSourceConfig, SourceConfig
+from modernbert_train.config.tools.prepare import GLOBS, DatasetConfig, RowSourceConfig
 from modernbert_train.core.files import PACKED, ending, os_errors_as
 from modernbert_train.core.own_files import special_kind
-from modernbert_train.data.unpacked import open_unpacked
 from modernbert_train.errors import ConfigError, DataError
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__", "lib-dynload"}
 _MAGIC = "*?[{"
-_TEXT = "text"  # the only column of text files
 _BRACES = re.compile(r"\{([^{}]*)\}")
 NO_END, HIDDEN = "without an ending", "hidden"
-TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".mds": "mds"}
+# end of a name -> kind of the table
+TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".mds": "mds"}
 _ENDS = 8  # listed in a message
-_TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
-_UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
 
 
 def source_files(name: str, source: RowSourceConfig) -> list[Path]:
@@ -83,7 +69,7 @@ def source_files(name: str, source: RowSourceConfig) -> list[Path]:
             f"sources.{name}: no file in {root} matches {shown}{there}. Correct sources.{name}.path, "
             f"or set sources.{name}.glob to a pattern of your files, such as **/*.{{md,txt}}."
         )
-    return without_unpacked(files) if source.kind == "mds" else files
+    return _without_unpacked(files) if source.kind == "mds" else files
 
 
 def _is_packed_table(file: Path, patterns: Iterable[str]) -> bool:
@@ -213,71 +199,6 @@ def file_state(path: Path) -> tuple[int, int]:
     return -1, 0
 
 
-def whole_spans(name: str, source: RowSourceConfig) -> Iterator[Span]:
-    """Yield the spans of a source when no file is cut, in the order of reading.
-
-    Raises:
-        ConfigError, DataError: as `source_files`, and as `tables.hub_shards`.
-    """
-    files = source_files(name, source)
-    states = [file_state(file) for file in files]
-    if source.kind == "hub":
-        shards = hub_shards(name, source)
-        size = sum(size for size, _ in states) // shards or _UNKNOWN_BYTES
-        yield from (Span(name, None, shard, shards, size) for shard in range(shards))
-        return
-    for file, state in zip(files, states, strict=True):
-        yield Span(name, str(file), size=max(state[0], 0), state=state)
-    if source.kind == "python_stdlib":
-        yield Span(name, None, size=_TOPICS_BYTES)
-
-
-def read_span(span: Span, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    """Yield the documents of a span; as `read_rows`."""
-    for item in read_rows(span, source, columns_of(source), max_characters):
-        yield take_text(item, source) if isinstance(item, Row) else item
-
-
-def read_rows(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
-    """Yield the rows of a span, in a fixed order.
-
-    Args:
-        span: of `source`.
-        source: its configuration.
-        columns: columns to read.
-        max_characters: a longer text is not read into memory.
-
-    Raises:
-        DataError: a hub dataset fails at any row.
-    """
-    place = f"all of {span.path}"
-    try:
-        for item in _rows(span, source, columns, max_characters):
-            place = f"all after {item.id}"
-            yield item
-    except DataError:
-        raise
-    except Exception as error:  # from disks, codecs and decompressors; the rest of the span is lost
-        yield unreadable(place, error)
-
-
-def _rows(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
-    if source.kind == "hub":
-        yield from read_hub(span, source)
-    elif span.path is None:
-        from pydoc_data.topics import topics
-
-        yield from (Row(f"pydoc_data.topics:{topic}", {_TEXT: topics[topic]}) for topic in sorted(topics))
-    else:
-        yield from _READERS.get(source.kind, _read_text)(span, source, columns, max_characters)
-
-
-def read_source(name: str, source: SourceConfig, max_characters: int) -> Iterator[Document | LeftOut]:
-    """Yield a whole source in a fixed order: sorted files, and within a file in its order. Raises as its parts."""
-    for span in whole_spans(name, source):
-        yield from read_span(span, source, max_characters)
-
-
 def _stdlib_files() -> list[Path]:
     root = Path(sysconfig.get_path("stdlib"))
     topics = root / "pydoc_data" / "topics.py"  # its topics are separate documents
@@ -286,28 +207,7 @@ def _stdlib_files() -> list[Path]:
     )
 
 
-def _read_text(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
-    id, size = str(span.file), span.file.stat().st_size
-    most, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
-    if span.file.suffix in PACKED or size <= most:
-        with open_unpacked(span.file) as content:
-            raw = content.read(most + 1)
-        size = len(raw)
-    if size > most:
-        yield LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
-    elif source.encoding == UTF_8 and b"\0" in raw:  # before decoding, for a better message about UTF-16
-        yield LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")
-    else:
-        decoded = decode(id, raw, encoding=source.encoding)
-        yield decoded if isinstance(decoded, LeftOut) else Row(id, {_TEXT: decoded.text}, decoded.altered)
-
-
-# kind -> reader of a file, or of a part of one; other kinds are text
-_READERS: dict[str, Callable[[Span, RowSourceConfig, Columns, int], Iterator[Row | LeftOut]]] = {
-    "jsonl": read_jsonl,
-    "parquet": read_parquet,
-    "csv": read_csv,
-    "tsv": read_csv,
-    "mds": read_mds,
-    "fasta": read_fasta,
-}
+def _without_unpacked(files: list[Path]) -> list[Path]:
+    """Return each shard once: without plain files that also exist compressed in the same folder."""
+    packed = {file.with_suffix("") for file in files if file.suffix != ".mds"}
+    return [file for file in files if file not in packed]

@@ -1,17 +1,23 @@
-"""Items that all readers share: rows, documents, and items that are left out."""
+"""Rows, items that are left out, and the remedy for each reason: the types that all readers share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.read.encodings import AUTO, SURE, UTF_8, codec_of, family, guess, is_ascii_based, is_surely_utf_8
-from data_prep.read.html import STRIPPED, html_text, is_html
-from data_prep.read.words import Words, differs, words_of
-from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.core.text import shorten
+from modernbert_train.data.read.encodings import (
+    AUTO,
+    SURE,
+    UTF_8,
+    codec_of,
+    family,
+    guess,
+    is_ascii_based,
+    is_surely_utf_8,
+)
 
 BYTE_ORDER_MARK = "byte_order_mark"
 _LETTERS = 300  # of the names of columns
@@ -24,11 +30,17 @@ class Row(NamedTuple):
         id: its file, with the line, row or byte if a file holds several.
         fields: the values of its columns, unchanged.
         altered: the change made on reading, as the report counts it; None without one.
+        line: its line in the file, or its row in Parquet and hub datasets; 0 in the middle of a file.
     """
 
     id: str
     fields: Mapping[str, Any]
     altered: str | None = None
+    line: int = 0
+
+    def value(self, column: str) -> Any:
+        """Return the value of a column; None without one."""
+        return value_of(self.fields, column)
 
 
 class Columns(NamedTuple):
@@ -38,11 +50,14 @@ class Columns(NamedTuple):
         required: a file without one of them is left out.
         optional: read if present.
         unique: refuse a header or an object that has one of `required` twice; else the first counts, or the last.
+        strict: also refuse JSON with half a surrogate pair, a .csv that breaks its rules, and rows of other widths
+            than the header.
     """
 
     required: Sequence[str]
     optional: Sequence[str] = ()
     unique: bool = False
+    strict: bool = False
 
     def lacking(self, names: Sequence[str]) -> str | None:
         """Describe a missing or repeated column of a file; None if there is none."""
@@ -50,26 +65,8 @@ class Columns(NamedTuple):
             if column not in names and column.split(".")[0] not in names:
                 return f"no column {column!r} among {shorten(', '.join(map(repr, names)) or 'none', _LETTERS)}"
             if self.unique and list(names).count(column) > 1:
-                return f"two columns are called {column!r}"
+                return f"two columns are called {column!r}; rename one of them"
         return None
-
-
-@dataclass(frozen=True)
-class Document:
-    """One text.
-
-    Attributes:
-        id, altered: see `Row`.
-        text: unchanged.
-        fields: values of its source's fields, unchanged; see clean/fields.py.
-        words: a segmenter's words, if the source names a column; see words.py.
-    """
-
-    id: str
-    text: str
-    altered: str | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    words: Words | None = None
 
 
 @dataclass(frozen=True)
@@ -100,11 +97,11 @@ class Span:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """An item that could not become a document, or a document that is not written.
+    """An item that could not become a row or a document, or a document that is not written.
 
     Attributes:
-        id: as Document.id.
-        reason: one of a few words, counted in the report.
+        id, line: as of a row.
+        reason: one of a few words, counted in the report; see REMEDIES.
         detail: the fault, with value and place.
         damaged: True if it is faulty; otherwise it is only unwanted, and `on_error` does not apply.
         rest: True if it is the rest of a file or span, and not one document.
@@ -115,6 +112,59 @@ class LeftOut:
     detail: str
     damaged: bool = True
     rest: bool = False
+    line: int = 0
+
+
+class Remedy(NamedTuple):
+    """The advice for one reason.
+
+    Attributes:
+        task: for a task, which refuses the first faulty row; {keys} are the keys that name its columns.
+        corpus: for a corpus, which counts faulty rows and has lost too much of the source {source}.
+    """
+
+    task: str = "Correct it, or remove it."
+    corpus: str = ""
+
+
+NO_ROWS, NO_COLUMN = "empty", "no_text"
+HALF_PAIR = "half of a surrogate pair, which is no text"
+REMEDIES: dict[str, Remedy] = {
+    "unreadable": Remedy("Restore it, or correct the path."),
+    "not_utf8": Remedy("Convert it: iconv -f ENCODING -t UTF-8."),
+    "surrogate": Remedy(),
+    "not_json": Remedy(corpus="Correct {source}.kind, if these are not lines of JSON."),
+    "not_csv": Remedy(
+        "Correct it; a .csv quotes texts that hold a comma or a line break, and doubles quotes in them; a .tsv holds "
+        "no tabs in texts."
+    ),
+    NO_COLUMN: Remedy("Set {keys} to names of them."),
+    "too_long": Remedy("Divide it.", "Raise max_characters, if that is one document."),
+    "html": Remedy(corpus="Set {source}.strip=html to take the text between the tags, or =nothing to keep the tags."),
+    **dict.fromkeys(
+        ("no_words", "other_words"),
+        Remedy(corpus="Set {source}.words_field to the one with the words of the same text, or segment it again."),
+    ),
+}
+
+
+def sound_rows(items: Iterable[Row | LeftOut], keys: str) -> Iterator[Row]:
+    """Yield the rows of a file in which every row must be sound.
+
+    Args:
+        items: of a reader.
+        keys: configuration keys that name the columns, for messages; empty: the format fixes their names.
+
+    Raises:
+        ValueError: an item is left out; names its line, the fault and the remedy.
+    """
+    for item in items:
+        if isinstance(item, Row):
+            yield item
+        elif item.reason != NO_ROWS:
+            where = f"line {item.line}: " if item.line else ""
+            remedy = REMEDIES.get(item.reason, Remedy()).task if keys or item.reason != NO_COLUMN else Remedy().task
+            raise ValueError(f"{where}{item.detail}. {remedy.format(keys=keys)}")
 
 
 def unreadable(id: str, error: Exception) -> LeftOut:
@@ -123,14 +173,14 @@ def unreadable(id: str, error: Exception) -> LeftOut:
     return LeftOut(id, "unreadable", f"cannot be read ({' '.join(str(words).split())})", rest=True)
 
 
-def no_column(id: str, problem: str) -> LeftOut:
+def no_column(id: str, problem: str, line: int = 0) -> LeftOut:
     """Return an item for a file without a required column."""
-    return LeftOut(id, "no_text", problem, rest=True)
+    return LeftOut(id, NO_COLUMN, problem, rest=True, line=line)
 
 
 def no_lines(file: Path) -> LeftOut:
     """Return an item for a file without a single document."""
-    return LeftOut(str(file), "empty", "a file without any document")
+    return LeftOut(str(file), NO_ROWS, "a file without any document")
 
 
 class Decoded(NamedTuple):
@@ -140,11 +190,13 @@ class Decoded(NamedTuple):
     altered: str | None = None
 
 
-def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8, in_utf_8: bool = False) -> Decoded | LeftOut:
+def decode(
+    id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8, in_utf_8: bool = False, line: int = 0
+) -> Decoded | LeftOut:
     """Decode bytes, without a byte order mark; `altered` names the encoding if it was not UTF-8.
 
     Args:
-        id: of the row.
+        id, line: of the row.
         raw: its bytes.
         offset: of the bytes in the file.
         encoding: as `SourceConfig.encoding`; a named one applies to bytes that are not UTF-8.
@@ -160,7 +212,7 @@ def decode(id: str, raw: bytes, offset: int = 0, encoding: str = UTF_8, in_utf_8
     except UnicodeError as error:
         at = getattr(error, "start", 0)
         shown = "UTF-8" if codec == UTF_8 else name
-        return LeftOut(id, reason, f"not {shown}: byte 0x{raw[at]:02x} at offset {offset + at}")
+        return LeftOut(id, reason, f"not {shown}: byte 0x{raw[at]:02x} at offset {offset + at}", line=line)
     if codec != UTF_8:
         return Decoded(text.removeprefix("\ufeff"), decoded_as(codec))
     return Decoded(text[1:], BYTE_ORDER_MARK) if text.startswith("\ufeff") else Decoded(text)
@@ -171,54 +223,10 @@ def decoded_as(codec: str) -> str:
     return f"decoded_{family(codec).replace('-', '_')}"
 
 
-def take_text(row: Row, source: SourceConfig) -> Document | LeftOut:
-    """Return the text of a row and its fields, by the columns of a source."""
-    text_field = text_field_of(source)
-    text = value_of(row.fields, text_field)
-    if text is None and (problem := lacking_field(row.fields, text_field)) is not None:
-        return LeftOut(row.id, "no_text", problem)
-    if not isinstance(text, str):
-        return LeftOut(row.id, "no_text", f"field {text_field!r} is {'null' if text is None else type(text).__name__}")
-    if source.strip is None and source.kind == "text" and is_html(row.id, text):
-        return LeftOut(row.id, "html", "HTML, and its source does not set strip")
-    altered = row.altered
-    if source.strip == "html":
-        try:
-            text, altered = html_text(text), altered or STRIPPED
-        except ValueError as error:
-            return LeftOut(row.id, "not_html", str(error))
-    fields = {**take_fields(row.fields, source), **source.fixed_fields} if source.fields else source.fixed_fields
-    if source.words_field is None:
-        return Document(row.id, text, altered, fields)
-    words = words_of(value_of(row.fields, source.words_field))
-    if words is None:
-        return LeftOut(row.id, "no_words", f"field {source.words_field!r} holds neither a list of words nor a text")
-    if (other := differs(words, text)) is not None:
-        return LeftOut(row.id, "other_words", f"field {source.words_field!r} does not spell the text: {other}")
-    return Document(row.id, text, row.altered, fields, words)
-
-
 def lacking_field(fields: Mapping[str, Any], column: str) -> str | None:
     """Describe a missing column of a row; None if it exists, or at least its first part."""
-    if column in fields or column.split(".")[0] in fields:
-        return None
-    return f"no field {column!r} among {shorten(', '.join(map(repr, fields)) or 'none', _LETTERS)}"
-
-
-def columns_of(source: SourceConfig) -> Columns:
-    """Return the columns that the documents of a source need."""
-    optional = (*source.fields.values(), *filter(None, [source.words_field]))
-    return Columns((text_field_of(source),), optional)
-
-
-def text_field_of(source: SourceConfig) -> str:
-    return source.text_field or "text"
-
-
-def take_fields(row: Mapping[str, Any], source: SourceConfig) -> dict[str, Any]:
-    """Return the values of a source's fields in a row."""
-    found = {name: value_of(row, column) for name, column in source.fields.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    problem = Columns((column,)).lacking([*fields])
+    return problem and problem.replace("column", "field", 1)
 
 
 def value_of(row: Mapping[str, Any], column: str) -> Any:

@@ -8,8 +8,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modernbert_train.core.text import shorten
-from modernbert_train.data.tables import lines_of, shown_value
+from modernbert_train.core.text import shorten, shown_value
+from modernbert_train.data.read.task_rows import lines_of
 
 _TAG = re.compile(r"O|[BIES]-\S+")
 _BLANK = re.compile(r"[ \t\r\n]")  # other Unicode white space is part of a word
@@ -45,20 +45,19 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
         spans: True if tags are O, B-x, I-x, E-x, S-x; otherwise they are any text without spaces.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: a line lacks a tag or has an invalid one; names the line.
+        ValueError: the file cannot be read, or a line lacks a tag or has an invalid one; names the line.
     """
     words: list[str] = []
     tags: list[str] = []
-    tabs = any("\t" in line for line in islice(lines_of(path), _LOOKED_AT))
+    first = 0  # line of the first word
+    tabs = any("\t" in line for _, line in islice(lines_of(path), _LOOKED_AT))
     width = 0  # columns of the first line with a word
-    for number, line in enumerate(chain(lines_of(path), [""]), start=1):
-        line = line.rstrip("\r\n")
+    for number, line in chain(lines_of(path), [(0, "")]):
         if tabs and not words and line.startswith("#") and "\t" not in line:  # a comment
             continue
         if not line.strip() or line.startswith(_NO_TEXT):
             if words:
-                yield Sentence(number - len(words), tuple(words), tuple(tags), loose_tags(tags) if spans else 0)
+                yield Sentence(first, tuple(words), tuple(tags), loose_tags(tags) if spans else 0)
             words, tags = [], []
             continue
         columns = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))  # other spaces belong to words
@@ -75,6 +74,7 @@ def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> It
                 f"line {number}: the first of {width} columns is a number, as in CoNLL-U, and not the word. Keep the "
                 r"word and its tag: grep -vP '^\d+[-.]' FILE | cut -f 2,4 > FILE.conll."
             )
+        first = first if words else number
         words.append(columns[0])
         if tagged:
             if spans:

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from modernbert_train.data.unpacked import open_unpacked
+from modernbert_train.data.read.unpacked import open_unpacked
 
 UTF_8 = "utf-8"
 AUTO = "auto"

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, by pyarrow, in bounded memory.
+"""Rows of Parquet files, by pyarrow, in bounded memory. A file can be cut between its row groups.
 
 A dictionary lets a file of kilobytes name one long text a million times. Such columns stay dictionaries, one row at a
 time becomes text, and the sum of the texts has the bound of compressed files.
@@ -7,16 +7,50 @@ time becomes text, and the sum of the texts has the bound of compressed files.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.core.read_json import open_file
-from modernbert_train.data.unpacked import unpacked_limit, unpacks_to_too_much
+from modernbert_train.data.read.rows import Columns, LeftOut, Row, Span, no_column, no_lines
+from modernbert_train.data.read.unpacked import unpacked_limit, unpacks_to_too_much
 
 _ROWS = 64  # turned into Python objects at once
 _BUFFER_BYTES = 1 << 20
 _LONG, _DENSE = 1 << 22, 50  # bytes of a column's chunk, and times its compressed size, from which a text may be long
+
+
+def parquet_groups(file: Path) -> list[int]:
+    """Return the bytes of each row group, decompressed; empty for a damaged file, which reading will report."""
+    import pyarrow.parquet
+
+    with suppress(OSError, ValueError):  # pyarrow's own errors are both
+        metadata = pyarrow.parquet.read_metadata(file)
+        return [metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)]
+    return []
+
+
+def parquet_columns(file: Path) -> list[str]:
+    """Return the names of a file's columns; raises OSError or ValueError if it is damaged."""
+    import pyarrow.parquet
+
+    return list(pyarrow.parquet.read_schema(file).names)
+
+
+def read_parquet(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
+    """Yield the rows of the row groups of a span."""
+    wanted = (*columns.required, *columns.optional)
+    with open_parquet(span.file, wanted) as table:
+        names = table.schema_arrow.names
+        if (problem := columns.lacking(names)) is not None:
+            yield no_column(f"{span.path}: all rows", problem)
+            return
+        if not table.metadata.num_rows:
+            yield no_lines(span.file)
+        there = [c for c in wanted if {c, c.split(".")[0]} & set(names)]
+        for number, row in parquet_rows(span.file, table, there, span.begin, span.end):
+            yield Row(f"{span.path}:{number}", row, line=number)
 
 
 @contextmanager

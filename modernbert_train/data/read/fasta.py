@@ -10,11 +10,11 @@ import codecs
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from data_prep.read.items import Columns, LeftOut, Row, Span, decode, no_lines
-from data_prep.read.lines import first_line, skip_line
 from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.core.text import shorten
-from modernbert_train.data.unpacked import BLOCK_BYTES, open_unpacked
+from modernbert_train.data.read.jsonl import first_line, skip_line
+from modernbert_train.data.read.rows import Columns, LeftOut, Row, Span, decode, no_lines
+from modernbert_train.data.read.unpacked import BLOCK_BYTES, open_unpacked
 
 _NAME = 100  # characters of a record's name in its id
 _SHOWN = 20  # bytes of a line in a message

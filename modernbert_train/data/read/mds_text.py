@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from data_prep.read.items import Columns, LeftOut, Row, Span, decode, no_column
 from modernbert_train.config.tools.prepare import RowSourceConfig
+from modernbert_train.data.read.rows import Columns, LeftOut, Row, Span, decode, no_column
 
 _TEXT = ("str", "bytes")
 _SIZES = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 _NUMBERS = {"int": np.dtype(np.int64)} | {
     f"{kind}{bits}": np.dtype(f"{kind}{bits}") for kind, sizes in _SIZES.items() for bits in sizes
 }
-
-
-def without_unpacked(files: list[Path]) -> list[Path]:
-    """Return each shard once: without plain files that also exist compressed in the same folder."""
-    packed = {file.with_suffix("") for file in files if file.suffix != ".mds"}
-    return [file for file in files if file not in packed]
 
 
 def read_mds(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:

@@ -13,12 +13,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.read.encodings import AUTO, UTF_8, codec_of, has_utf_16_mark, is_ascii_based, is_utf_8_file
-from data_prep.read.items import Columns, LeftOut, Row, Span, decode, decoded_as, no_lines
 from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.core.files import PACKED
 from modernbert_train.core.read_json import open_file, parse_json
-from modernbert_train.data.unpacked import BLOCK_BYTES, as_file, open_unpacked
+from modernbert_train.data.read.encodings import (
+    AUTO,
+    UTF_8,
+    codec_of,
+    has_utf_16_mark,
+    is_ascii_based,
+    is_utf_8_file,
+)
+from modernbert_train.data.read.rows import (
+    HALF_PAIR,
+    Columns,
+    LeftOut,
+    Row,
+    Span,
+    decode,
+    decoded_as,
+    no_column,
+    no_lines,
+)
+from modernbert_train.data.read.unpacked import BLOCK_BYTES, as_file, open_unpacked
 
 _ONE_A_LINE = "JSONL has one object a line: jq -c '.[]' FILE > FILE.jsonl makes it of an array"
 _ESCAPED_BYTES = 12  # maximum bytes of an escaped character in JSON, such as \ud83d\ude00
@@ -48,11 +65,14 @@ def read_jsonl(span: Span, source: RowSourceConfig, columns: Columns, max_charac
                 return
             number += 1
             id, size = f"{file}:{number}" if begin == 0 else f"{file} at byte {offset}", len(line)
+            place = number if begin == 0 else 0
             if size == longest and not line.endswith(b"\n"):
                 size += skip_line(lines)
-                yield LeftOut(id, "too_long", f"a line of {size} bytes, max_characters={max_characters}")
+                detail = f"a line of {size} bytes, more than {longest} for max_characters={max_characters}"
+                yield LeftOut(id, "too_long", detail, line=place)
             elif line.strip():
-                yield _parse_line(id, line, offset, columns, UTF_8 if altered else source.encoding, altered, in_utf_8)
+                encoding = UTF_8 if altered else source.encoding
+                yield _parse_line(id, place, line, offset, columns, encoding, altered, in_utf_8)
             offset += size
 
 
@@ -76,7 +96,7 @@ def sample_lines(
     for line in block[first:end].splitlines(keepends=True):
         if line.strip():
             id = f"{file} at byte {offset}"
-            items.append(_parse_line(id, line, offset, columns, source.encoding, None, in_utf_8))
+            items.append(_parse_line(id, 0, line, offset, columns, source.encoding, None, in_utf_8))
         offset += len(line)
     return items, end - first
 
@@ -98,20 +118,37 @@ def skip_line(lines: BinaryIO) -> int:
 
 
 def _parse_line(
-    id: str, line: bytes, offset: int, columns: Columns, encoding: str, altered: str | None, in_utf_8: bool
+    id: str, number: int, line: bytes, offset: int, columns: Columns, encoding: str, altered: str | None, in_utf_8: bool
 ) -> Row | LeftOut:
-    decoded = decode(id, line, offset, encoding, in_utf_8)
+    decoded = decode(id, line, offset, encoding, in_utf_8, number)
     if isinstance(decoded, LeftOut):
         return decoded
     try:
         row: Any = parse_json(decoded.text, twice=columns.required) if columns.unique else json.loads(decoded.text)
     except (ValueError, RecursionError) as error:
         several = f"; {_ONE_A_LINE}" if line.strip() in (b"[", b"{") else ""
-        return LeftOut(id, "not_json", f"not JSON ({error}), its line begins at offset {offset}{several}")
+        detail = f"not JSON ({error}), its line begins at offset {offset}{several}"
+        return LeftOut(id, "not_json", detail, line=number)
     if not isinstance(row, dict):
         several = f"; {_ONE_A_LINE}" if isinstance(row, list) else ""
-        return LeftOut(id, "not_json", f"{type(row).__name__}, not an object, at offset {offset}{several}")
-    return Row(id, row, altered or decoded.altered)
+        detail = f"{type(row).__name__}, not an object, at offset {offset}{several}"
+        return LeftOut(id, "not_json", detail, line=number)
+    if columns.strict:
+        if has_half_pair(decoded.text, row):
+            return LeftOut(id, "surrogate", HALF_PAIR, line=number)
+        if problem := columns.lacking([*row]):
+            return no_column(id, problem, number)
+    return Row(id, row, altered or decoded.altered, number)
+
+
+def has_half_pair(text: str, value: Any) -> bool:
+    """Return True if JSON holds half a surrogate pair, as UTF-16 programs export it; only escapes can encode one."""
+    if "\\u" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return True
+    return False
 
 
 def can_be_cut(file: Path, encoding: str) -> bool:
