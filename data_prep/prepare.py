@@ -21,6 +21,7 @@ if not __package__:  # run as a script: sys.path begins with this folder, the pa
 
 from data_prep.program import finish
 from data_prep.write.workspace import LOCK, Part, claimed
+from modernbert_train import import_hook
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.pairs import PairsConfig
@@ -200,4 +201,5 @@ def _part(text: str) -> Part:
 
 
 if __name__ == "__main__":
+    import_hook.only_shards()
     sys.exit(main())

@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from modernbert_train.distributed import stop_signals
 
@@ -19,7 +19,6 @@ if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
 
 from modernbert_train.cli import parser
-from modernbert_train.cli.arguments import read_run
 from modernbert_train.cli.verbs import BY_NAME, help_page, make_parser, replaced, unknown_verb
 from modernbert_train.core.installed import import_as_here
 from modernbert_train.core.lasting_output import lasting_output
@@ -30,7 +29,14 @@ from modernbert_train.distributed.gpus import use_expandable_segments
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import RunError, exit_code_of
 
-__all__ = ["main", "program", "read_run"]
+
+def __getattr__(name: str) -> Any:
+    """Import `read_run` on first use: the verbs that are programs of their own do without the schema of a run."""
+    if name == "read_run":
+        from modernbert_train.cli.arguments import read_run
+
+        return read_run
+    raise AttributeError(name)
 
 
 def program() -> NoReturn:

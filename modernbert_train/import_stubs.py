@@ -128,16 +128,21 @@ class _TransformersFinder(importlib.abc.MetaPathFinder):
 
 
 @contextmanager
-def imported_later() -> Iterator[None]:
+def imported_later(torch: bool = False) -> Iterator[None]:
     """Context in which imports of transformers, peft or SciPy return proxies, which import the package on first use.
 
     Composer, Streaming and torchmetrics import them at module level, for features that we do not use; that takes more
     than half of the time until a run's first step. All names work. Packages that are loaded already, or absent, are
     left alone.
+
+    Args:
+        torch: delay torch and torchvision too, and replace them as base classes by `object`: for programs that use
+            only Streaming's shards, since its datasets and loaders then do not work.
     """
     packages = [name for name in _LATER if name not in sys.modules and _installed(name)]
     if _installed("transformers") and "transformers" not in packages:
         packages = []  # transformers imports scikit-learn if it is installed, which needs the real SciPy
+    packages += ["torch", "torchvision"] if torch else []
     finder = _LaterFinder(packages)
     sys.meta_path.insert(0, finder)
     try:
@@ -191,7 +196,12 @@ class _Later:
         module, name = self._place
         return getattr(importlib.import_module(module), name)
 
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return ()
+
     def __getattr__(self, attribute: str) -> Any:
+        if attribute in ("__parameters__", "__typing_subst__"):  # typing asks every type in an annotation
+            raise AttributeError(attribute)
         return getattr(self._real(), attribute)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

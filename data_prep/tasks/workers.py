@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from modernbert_train import import_hook
 from modernbert_train.distributed.orphans import die_with
 from modernbert_train.errors import RunError
 
@@ -139,6 +140,7 @@ def _bar(what: str, done: int, tasks: int, documents: Documents | None) -> Itera
 
 
 def _begin(parent: int) -> None:
+    import_hook.only_shards()
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
     os.environ["OMP_NUM_THREADS"] = "1"  # one process per core

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +22,7 @@ from data_prep.tasks import stages
 from modernbert_train.data import shard_writer as shards
 from modernbert_train.data.dataset_card import file_sha256, read_card
 from tests.support.corpora import tokens_of
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.runs
 
@@ -271,3 +275,15 @@ def test_large_vocabularies_get_wide_tokens(tmp_path: Path) -> None:
     assert writer.finish().dtype == "uint32"
     assert tokens_of(tmp_path / "s") == [[69_999, 5]]
     assert shards.token_dtype(65_536) == np.uint16
+
+
+def test_a_small_dataset_is_prepared_without_torch(corpus: Path, tmp_path: Path) -> None:
+    """Streaming imports torch for its datasets: two seconds of every start, and memory of every worker."""
+    script = (
+        "import runpy, sys\ntry:\n    runpy.run_module('data_prep.prepare', run_name='__main__')\n"
+        "except SystemExit as ended:\n    print(ended.code, sorted({'torch', 'torchmetrics'} & {*sys.modules}))"
+    )
+    words = [f"out={tmp_path}/out", "sources.mine.kind=text", f"sources.mine.path={corpus}", "tokenizer.vocab_size=384"]
+    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=tmp_path, env=own)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
