@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-from modernbert_train.config.tools.prepare import SourceConfig
+from data_prep.read.documents import Document, read_span
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+from modernbert_train.core.files import ending
+from modernbert_train.data.read.rows import Span
+from modernbert_train.data.read.sources import TEXT
 from modernbert_train.data.read.unpacked import open_unpacked
 
 _BEGIN_BYTES = 1 << 20, 1 << 22  # of a compressed file, minimum and maximum; beginnings are compressed less tightly
@@ -19,16 +22,16 @@ _BLOCK_BYTES = 1 << 18
 
 def text_in_packed(files: Sequence[Path], source: SourceConfig) -> float:
     """Return the bytes of text per byte of compressed files; 1 if they cannot be measured."""
-    packed = text = 0.0
+    packed = text = 0
     least, most = _BEGIN_BYTES
     size = min(most, max(least, _ALL_BYTES // max(1, len(files))))
     for file in files:
-        with suppress(OSError, EOFError, ValueError), tempfile.NamedTemporaryFile(suffix=file.suffix) as begin:
+        with suppress(OSError, EOFError, ValueError), tempfile.TemporaryDirectory() as folder:
+            begin = Path(folder, f"begin{file.suffix}")
             with file.open("rb") as whole:
-                packed += begin.write(whole.read(size))
-            begin.flush()
-            with open_unpacked(Path(begin.name)) as content:
-                text += _text_of(_until_cut(content), source)
+                packed += begin.write_bytes(whole.read(size))
+            with open_unpacked(begin) as content:
+                text += _text_of(_until_cut(content), source, Path(folder, f"plain{ending(file)}"))
     return text / packed if packed and text else 1.0
 
 
@@ -41,20 +44,10 @@ def _until_cut(content: BinaryIO) -> bytes:
     return bytes(found)
 
 
-def _text_of(content: bytes, source: SourceConfig) -> float:
-    """Return the bytes of text in the beginning of a file; for JSON, extrapolated from the whole lines."""
-    lines = content.splitlines(keepends=True)[:-1]
-    if source.kind != "jsonl" or not lines:
+def _text_of(content: bytes, source: SourceConfig, plain: Path) -> int:
+    """Return the bytes of text in the beginning of a file; of a table, written to `plain` to be read."""
+    if source.kind == TEXT:
         return len(content)
-    keys = (source.text_field or "text").split(".")
-    return len(content) * sum(_bytes_of(line, keys) for line in lines) / sum(map(len, lines))
-
-
-def _bytes_of(line: bytes, keys: Sequence[str]) -> int:
-    """Return the bytes of the text in a line; 0 without a text."""
-    value: Any = None
-    with suppress(ValueError):
-        value = json.loads(line)
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return len(value.encode("utf-8", "replace")) if isinstance(value, str) else 0
+    plain.write_bytes(content)
+    items = read_span(Span("", str(plain)), source, PrepareConfig.max_characters)
+    return sum(len(item.text.encode("utf-8", "replace")) for item in items if isinstance(item, Document))
