@@ -31,11 +31,13 @@ from data_prep.make_tokenizer import (
 )
 from data_prep.program import finish
 from data_prep.read.documents import Document, read_source
+from data_prep.read.html import require_library
 from data_prep.superbpe import train_superbpe
 from data_prep.trim_tokenizer import trim_tokenizer
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
+from modernbert_train.data.read.encodings import UTF_8
 from modernbert_train.errors import ConfigError, DataError, RunError
 from modernbert_train.vocabulary import CONVENTION
 
@@ -64,8 +66,11 @@ _AS_TYPED = (  # keys of a spec in errors of `prepare` -> words of this command 
     (r"tokenizer\.spare_entries\b", "--spare"),
     (r"(data\.tokenizer|tokenizer\.path)\b", "TOKENIZER"),
     (r"sources\.\S*?\.text_field\b", "--text-field"),
-    (r"sources\.\S*?\.kind\b", "--kind"),
+    (r"sources\.\S*?\.(kind|encoding|strip)\b", r"--\1"),
+    (r"(set )?sources\.\S*?\.glob\b to a pattern", "name a pattern"),
     (r"sources\.\S*?\.path\b", "TEXT"),
+    (r"more than max_left_out=", "more than "),
+    (r"Raise max_characters, if that is one document", "Divide it, one document a file or a line of .jsonl"),
 )
 
 
@@ -110,9 +115,19 @@ def make_parser() -> Parser:
 def with_texts(command: argparse.ArgumentParser) -> None:
     """Add the arguments for texts, and for their place in a file."""
     command.add_argument("text", nargs="+", help="files, folders or patterns")
-    kinds = ("text", "jsonl", "parquet", "csv", "fasta")
+    kinds = ("text", "jsonl", "parquet", "csv", "tsv", "fasta")
     command.add_argument("--kind", default="text", choices=kinds, help="of the files")
     command.add_argument("--text-field", help="key or column with the text")
+    command.add_argument("--encoding", default=UTF_8, help="of text that is not UTF-8: auto guesses it")
+    command.add_argument("--strip", choices=("html", "nothing"), help="of pages: html takes the text between the tags")
+
+
+def _sources(parsed: argparse.Namespace) -> dict[str, SourceConfig]:
+    """Return a source for each text of a command line."""
+    own = {key: getattr(parsed, key) for key in ("kind", "text_field", "encoding", "strip")}
+    if parsed.strip == "html":
+        require_library("--strip")
+    return {f"text{i}": SourceConfig(**own, path=path) for i, path in enumerate(parsed.text)}
 
 
 def _make_folder(parsed: argparse.Namespace) -> str:
@@ -122,8 +137,7 @@ def _make_folder(parsed: argparse.Namespace) -> str:
     settings: dict[str, Any] = {}
     sources = {"none": SourceConfig(kind="python_stdlib")}
     if parsed.command in ("train", "trim"):
-        kind = {"kind": parsed.kind, "text_field": parsed.text_field}
-        sources = {f"text{i}": SourceConfig(**kind, path=path) for i, path in enumerate(parsed.text)}
+        sources = _sources(parsed)
     if parsed.command == "train":
         settings = {"spare_entries": parsed.spare, "vocab_size": parsed.entries}
     elif parsed.command == "adapt":
@@ -156,10 +170,9 @@ def _fertility(parsed: argparse.Namespace) -> str:
     if len({*parsed.text}) < len(parsed.text):
         raise ConfigError("the same text is named twice. Remove one.")
     configs: dict[str, PrepareConfig] = {}
-    for path in parsed.text:
-        source = SourceConfig(kind=parsed.kind, text_field=parsed.text_field, path=path)
-        configs[path] = PrepareConfig(out="", sources={path: source})
-        if problems := prepare_problems(configs[path]):
+    for name, source in _sources(parsed).items():
+        configs[str(source.path)] = config = PrepareConfig(out="", sources={name: source})
+        if problems := prepare_problems(config):
             raise ConfigError("\n".join(problems))
     found: dict[str, Spelled] = {}
     for tokenizer in (parsed.tokenizer, *parsed.beside):
@@ -184,8 +197,8 @@ def texts_of(config: PrepareConfig) -> Iterator[str]:
                 yield kept.text
             else:
                 tally.leave_out(name, kept, config.on_error)
-    for name, lost, _ in damaged_sources(config, tally):
-        raise DataError(f"{config.sources[name].path}: {lost} Correct --kind and --text-field, or the files.")
+    for name, lost, advice in damaged_sources(config, tally):
+        raise DataError(f"{config.sources[name].path}: {lost} {advice}")
     print(f"{tally.total().dropped.total()} damaged or empty documents left out", file=sys.stderr)
 
 

@@ -133,7 +133,7 @@ def require_pairs(config: RunConfig, folder: FolderFacts, objective: str) -> Non
         if card.longest > phase.row_tokens:
             raise DataError(
                 f"{name}: has examples of up to {card.longest} tokens, and {here}. An example is never cut. Raise it, "
-                "or prepare the pairs again with a lower --max-tokens."
+                "or prepare the pairs again with a lower pairs.max_tokens."
             )
         if phase.row_tokens * phase.batch_rows < 2 * mean and folder.key != "data.validation":
             raise DataError(
