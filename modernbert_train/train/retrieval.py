@@ -110,7 +110,7 @@ def _own(recipe: Recipe, source: Source) -> dict[str, Any]:
         found = own_settings(folder)
     elif source.objective is not None and source.objective.compares:
         found = {"pooling": source.objective.pooling}
-    if (pooling := recipe.config.pooling or found.get("pooling") or "mean") not in ("cls", "mean"):
+    if (pooling := recipe.config.pooling or found.get("pooling") or "mean") not in ("cls", "mean", "sparse"):
         raise ConfigError(f"--model={recipe.model}: its pooling is {pooling}. Set pooling=mean, or name the encoder.")
     return {key: value for key, value in found.items() if getattr(recipe.config, key) is None}
 

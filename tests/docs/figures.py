@@ -86,9 +86,9 @@ FIGURES = (
     Figure("dollars of continue", planned("continue", r"and (.+?) dollars at"), (
         ("docs/continue.md", "minutes on 8 H100, {} dollars"),)),
     Figure("minutes of 32 k", planned("context-32k", r"takes +(.+?) min"), (
-        ("docs/continue.md", "predicts {} minutes on 8\nH100 and"),)),
+        ("docs/tasks/long.md", "predicts {} minutes on 8\nH100 and"),)),
     Figure("memory of 32 k", planned("context-32k", r"spare: ([\d.]+) of"), (
-        ("docs/continue.md", "H100 and {} GB on each"),)),
+        ("docs/tasks/long.md", "H100 and {} GB on each"),)),
     Figure("speed on an H200", measured(r"\*\*([\d,]+) tokens/s\*\*"), (
         (README, "[{} tokens/s](benchmarks/RESULTS.md#on-a-gpu)"),
         ("docs/speed.md", "trained base by its recipe at {} tokens/s"))),

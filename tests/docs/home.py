@@ -229,7 +229,7 @@ def retrieval(home: Path) -> Iterator[None]:
     texts = [(text[:40], text[40:90]) for text in make_texts(36)]
     pairs = [f"{query}\t{text}\n" for query, text in texts]
     (home / "my/answers.tsv").write_text("query\tpositive\n" + "".join(pairs), encoding="utf-8")
-    (home / "my/beir/qrels").mkdir(parents=True)
+    (home / "my/beir/qrels").mkdir(parents=True, exist_ok=True)
     for name, column in (("corpus", 1), ("queries", 0)):
         lines = [json.dumps({"_id": str(number), "text": row[column]}) + "\n" for number, row in enumerate(texts)]
         (home / f"my/beir/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -341,6 +341,7 @@ PREPARED = {
     "moving.md": moving,
     "proteins.md": proteins,
     "retrieval.md": retrieval,
+    "sparse.md": retrieval,
     "use.md": use,
     "watching.md": watching,
     "weights.md": weights,

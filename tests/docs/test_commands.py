@@ -69,7 +69,17 @@ ELSEWHERE = {
 }  # fmt: skip
 # pages that train or start processes beyond the first ten minutes; `make test-slow` types them
 LONG = ("weights.md", "use.md", "watching.md", "data.md", "finetuning.md", "continue.md", "plan.md", "entities.md")
-LONG += ("composer.md", "sweeps.md", "speed.md", "code.md", "language.md", "laptop.md", "encoders.md", "proteins.md")
+LONG += (
+    "composer.md",
+    "sweeps.md",
+    "speed.md",
+    "code.md",
+    "language.md",
+    "laptop.md",
+    "encoders.md",
+    "proteins.md",
+    "sparse.md",
+)
 ALL = {page.name: commands(page) for page in PAGES}
 
 

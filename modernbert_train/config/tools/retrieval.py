@@ -24,9 +24,9 @@ class EncodeConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     beir_folder: str = "data/beir"  # folder of BEIR's public sets, by name; mteb downloads a missing one
     encode_batch: int = knob(32, low=1)  # texts encoded at the same time; changes only speed and memory
-    # over all tokens, or the first; None: mean. A folder of sentence-transformers defines its own, also of the next
-    # three
-    pooling: Literal["cls", "mean"] | None = None
+    # over all tokens, or the first; sparse: a number for each token of the vocabulary, by the masked-LM head (SPLADE);
+    # None: mean. A folder of sentence-transformers defines its own, also of the next three
+    pooling: Literal["cls", "mean", "sparse"] | None = None
     normalize: bool | None = None  # vectors of length 1; None: true
     query_prompt: str | None = None  # put before each query, with its space; None: no prompt
     document_prompt: str | None = None  # put before each document
@@ -86,8 +86,8 @@ class RetrievalConfig(EvaluateConfig):
     # texts encoded at the same time, on average; changes speed and memory only. None: 16,384 tokens of texts
     mini_batch: int | None = knob(None, low=1)
     vector_width: int = knob(128, low=1)  # multi_vector: of a token, by a matrix trained with the encoder
-    # factor of scores in the softmax: the inverse temperature; None: 20, and 1 for MaxSim, a sum over the query's
-    # tokens
+    # factor of scores in the softmax: the inverse temperature; None: 20, and 1 for sparse vectors and for MaxSim, a sum
+    # over the query's tokens
     scale: float | None = knob(None, above=0)
     # pairs of a batch, on average: a batch has as many tokens as so many pairs. Equal texts are never negatives of each
     # other
@@ -157,6 +157,8 @@ def _encode_problems(config: EncodeConfig) -> Iterator[str]:
             f"query_max_tokens={config.query_max_tokens} is above max_tokens={config.max_tokens}, the limit of all "
             "texts. Raise max_tokens, or lower it."
         )
+    if config.pooling == "sparse" and config.normalize:
+        yield "normalize=true: sparse vectors are compared by dot product. Leave it out."
 
 
 def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:

@@ -16,7 +16,7 @@ from modernbert_train.core.tensor_files import read_tensors, write_tensors
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import StorageError
 
-Vectors = Tensor | list[Tensor]  # of each text one, or one for each of its tokens
+Vectors = Tensor | list[Tensor]  # of each text one, dense or sparse, or one for each of its tokens
 
 
 def kept_vectors(folder: Path, origin: Any, make: Callable[[], Vectors]) -> Vectors:
@@ -37,12 +37,16 @@ def kept_vectors(folder: Path, origin: Any, make: Callable[[], Vectors]) -> Vect
     if not sidecar.exists():
         found = make()
         is_late = isinstance(found, list)
-        flat = torch.cat(found).half() if isinstance(found, list) else torch.as_tensor(found)
+        flat = torch.cat(found).half() if isinstance(found, list) else torch.as_tensor(found).cpu()
         sizes = torch.tensor([len(each) for each in found] if is_late else [], dtype=torch.int64)
+        tensors = {"vectors": flat, "sizes": sizes}
+        if flat.is_sparse:
+            flat = flat.coalesce()
+            tensors = {"vectors": flat.values(), "indices": flat.indices(), "sizes": torch.tensor(flat.shape)}
         with os_errors_as(StorageError, f"{file}: cannot be written", "Free the disk, or name another folder."):
             folder.mkdir(parents=True, exist_ok=True)
             with whole_file(file) as staging:
-                write_tensors(Path(staging.name), {"vectors": flat.cpu().contiguous(), "sizes": sizes})
+                write_tensors(Path(staging.name), {name: each.cpu().contiguous() for name, each in tensors.items()})
             write_whole(sidecar, f"{file_sha256(file)}  {file.name}\n")
     remedy = f"Remove it and {sidecar.name}, and it is made again."
     with os_errors_as(StorageError, f"{file}: cannot be read", remedy, ValueError, IndexError):
@@ -50,6 +54,8 @@ def kept_vectors(folder: Path, origin: Any, make: Callable[[], Vectors]) -> Vect
             raise StorageError(f"{file}: not the vectors that were written. {remedy}")
         tensors = read_tensors(file)
     vectors, lengths = tensors["vectors"].float(), tensors["sizes"].tolist()
+    if "indices" in tensors:
+        return torch.sparse_coo_tensor(tensors["indices"], vectors, lengths, check_invariants=True).coalesce()
     return list(vectors.split(lengths)) if lengths else vectors
 
 

@@ -34,6 +34,7 @@ from modernbert_train.evaluate.retrieval.sentence_model import (
     check_model,
     describe,
     is_multi_vector,
+    is_sparse,
     open_sentence_model,
 )
 from modernbert_train.report.counting import Counting
@@ -80,8 +81,9 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
             "the positives of others. Give more."
         )
     opened = open_sentence_model(model, config)
-    if is_multi_vector(opened):
-        raise ConfigError(f"--model={model}: has a vector for each token, and mining needs one a text. Name another.")
+    if is_multi_vector(opened) or is_sparse(opened):
+        kind = "sparse vectors" if is_sparse(opened) else "a vector for each token"
+        raise ConfigError(f"--model={model}: has {kind}, and mining needs one dense vector a text. Name another.")
     asked = _asked(config, opened, pairs)
     if out.exists():
         _require_same(out, report, asked)

@@ -16,19 +16,25 @@ from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_named, exported_encoder, quiet
+from modernbert_train.evaluate.retrieval.runs import (
+    choose_device,
+    encoder_named,
+    encoder_source,
+    exported_encoder,
+    quiet,
+)
 from modernbert_train.weights.names import fetched, is_hub_id, look_up
 
 if TYPE_CHECKING:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
-    Model = SentenceTransformer | MultiVectorEncoder
+    Model = SentenceTransformer | MultiVectorEncoder | SparseEncoder
 
 MODULES = "modules.json"  # by which a folder is one of sentence-transformers
 _OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # what such a folder has itself
 _LIBRARY = "sentence_transformers."
 _SETTINGS = "config_sentence_transformers.json"  # of such a folder
-_MULTI = "MultiVectorEncoder"
+_MULTI, _SPARSE = "MultiVectorEncoder", "SparseEncoder"
 _OLD_POOLING = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}  # keys before version 5
 
 
@@ -105,13 +111,16 @@ def own_settings(name: str) -> dict[str, Any]:
     folder, damage = Path(name), (ValueError, TypeError, KeyError, StopIteration)
     with os_errors_as(DataError, f"{folder / MODULES}: is damaged", "Restore it from a copy.", *damage):
         modules = {str(each["type"]).rpartition(".")[2]: str(each["path"]) for each in read_json(folder / MODULES)}
-        if other := modules.keys() - {"Transformer", "Pooling", "Normalize"}:
+        if other := modules.keys() - {"Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Normalize"}:
             raise ConfigError(
                 f"--model={name}: has {', '.join(sorted(other))}, which training leaves out. Name the encoder, or "
                 "another model."
             )
-        about = read_json(folder / modules["Pooling"] / "config.json")
-        pooling = about.get("pooling_mode") or next(mode for mode, key in _OLD_POOLING.items() if about.get(key))
+        if "SpladePooling" in modules:
+            pooling = "sparse"
+        else:
+            about = read_json(folder / modules["Pooling"] / "config.json")
+            pooling = about.get("pooling_mode") or next(mode for mode, key in _OLD_POOLING.items() if about.get(key))
         prompts = read_json(folder / _SETTINGS).get("prompts") or {} if (folder / _SETTINGS).is_file() else {}
         return {
             "pooling": str(pooling),
@@ -125,10 +134,16 @@ def is_multi_vector(model: Model) -> bool:
     return type(model).__name__ == _MULTI
 
 
-def _is_late(folder: Path) -> bool:
-    """True if a folder holds a multi-vector model; read without opening it."""
+def is_sparse(model: Model) -> bool:
+    """True if a text's vector has a number for each token of the vocabulary."""
+    return type(model).__name__ == _SPARSE
+
+
+def _class_of(folder: Path) -> str:
+    """Return the class of a folder, read without opening it."""
     about = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
-    return isinstance(about, dict) and about.get("model_type") == _MULTI
+    named = about.get("model_type") if isinstance(about, dict) else None
+    return named if named in (_MULTI, _SPARSE) else "SentenceTransformer"
 
 
 def sentence_folder(name: str) -> str | None:
@@ -168,6 +183,11 @@ def open_sentence_model(name: str, config: EncodeConfig) -> Model:
                 check_sentence_model(str(folder), config)
                 model = _load(str(folder), config)
             else:
+                if config.pooling == "sparse" and (missing := encoder_source(name).missing):
+                    raise ConfigError(
+                        f"--model={name}: has no {', '.join(missing)}, and pooling=sparse reads the logits of a masked-"
+                        "language model. Name one, or another pooling."
+                    )
                 model = _build(folder, config)
     limit = model.max_seq_length
     if limit is None:
@@ -185,16 +205,21 @@ def open_sentence_model(name: str, config: EncodeConfig) -> Model:
 
 
 def _build(folder: Path, config: EncodeConfig) -> Model:
-    from sentence_transformers import SentenceTransformer
+    from sentence_transformers import SentenceTransformer, SparseEncoder
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
 
-    own = {"local_files_only": True, "trust_remote_code": False}
+    own: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    sparse = config.pooling == "sparse"
+    how: dict[str, Any] = {"transformer_task": "fill-mask" if sparse else "feature-extraction"}
     with _opening(folder):
         encoder = Transformer(
-            str(folder), model_kwargs=own | {"dtype": "float32"}, processor_kwargs={**own}, config_kwargs={**own}
+            str(folder), model_kwargs=own | {"dtype": "float32"}, processor_kwargs={**own}, config_kwargs={**own}, **how
         )
     prompts = {"query": config.query_prompt or "", "document": config.document_prompt or ""}
     device = choose_device(config.device)
+    if sparse:
+        return SparseEncoder(modules=[encoder, SpladePooling("max")], device=device, prompts=prompts)
     width = encoder.get_embedding_dimension()
     modules: list[Any] = [encoder, Pooling(width, config.pooling or "mean")]
     if config.normalize is None or config.normalize:
@@ -203,9 +228,9 @@ def _build(folder: Path, config: EncodeConfig) -> Model:
 
 
 def _load(name: str, config: EncodeConfig) -> Model:
-    from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+    import sentence_transformers
 
-    kind = MultiVectorEncoder if _is_late(Path(name)) else SentenceTransformer
+    kind = getattr(sentence_transformers, _class_of(Path(name)))
     device = choose_device(config.device)
     settings: dict[str, Any] = {"device": device, "local_files_only": True, "trust_remote_code": False}
     with _opening(name):
@@ -224,7 +249,7 @@ def describe(model: Model) -> Described:
     encoder: Any = model[0]
     most = encoder.max_seq_length
     pooling = next((each.pooling_mode for each in model if isinstance(each, Pooling)), "its own")
-    pooling = "none: a vector for each token" if is_multi_vector(model) else pooling
+    pooling = "none: a vector for each token" if is_multi_vector(model) else "sparse" if is_sparse(model) else pooling
     return Described(
         pooling if isinstance(pooling, str) else ", ".join(pooling),
         any(isinstance(each, Normalize) for each in model),

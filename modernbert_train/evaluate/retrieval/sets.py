@@ -24,7 +24,7 @@ from modernbert_train.evaluate.retrieval.runs import quiet
 if TYPE_CHECKING:
     from modernbert_train.evaluate.retrieval.vectors import Watched
 
-SHOWN = ("main_score", *RANKING)
+SHOWN = ("main_score", *RANKING, "query_terms", "document_terms")
 Figures = dict[str, dict[str, float]]
 
 
@@ -161,13 +161,14 @@ def measure(each: Set, model: Watched, config: EvaluateConfig, out: Path) -> tup
     task = task_of(each, config)
     searches = isinstance(task, AbsTaskRetrieval)
     model.begin(each.name, _totals(task) if searches else {})
-    late = searches and isinstance(model.inner, Late)
+    large = searches and (isinstance(model.inner, Late) or model.about.pooling == "sparse")
     own = None if each.ranks else out / f"mteb-{each.task}.json"
-    scores, about = evaluate_task(SearchEncoderWrapper(model, LATE_CHUNK) if late else model, task, config, own)
+    scores, about = evaluate_task(SearchEncoderWrapper(model, LATE_CHUNK) if large else model, task, config, own)
     figures = {name: scores[name] for name in RANKING} if each.ranks else {
         "main_score": scores["main_score"],
         task.metadata.main_score: scores["main_score"],
     }  # fmt: skip
+    figures |= model.terms() if each.ranks else {}
     about = {} if each.task is None else {"mteb": mteb.__version__} | about
     keep(file, asked, figures, about)
     return figures, about

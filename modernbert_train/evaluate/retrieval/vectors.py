@@ -1,11 +1,12 @@
 """Models as mteb calls them: texts in, vectors out; with progress, and with document vectors kept on disk.
 
-Any encoder computes packed batches in fp32. A folder of sentence-transformers is computed by that library, late
-interaction included.
+Any encoder computes packed batches in fp32. A folder of sentence-transformers is computed by that library, and so are
+late interaction and sparse vectors.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from modernbert_train.evaluate.retrieval.sentence_model import (
     Described,
     describe,
     is_multi_vector,
+    is_sparse,
     open_sentence_model,
     sentence_folder,
 )
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 _QUERY, _DOCUMENT = "query", "document"  # mteb's prompt types
 _KINDS = {_QUERY: "queries", _DOCUMENT: "documents"}
 _AT_ONCE = 1024  # texts between two looks at the clock; a file of kept vectors has as many
-LATE_CHUNK = 4096  # documents whose token vectors are in memory together
+LATE_CHUNK = 4096  # documents whose token vectors, or sparse ones, are in memory together
 
 
 @dataclass(frozen=True)
@@ -104,12 +106,15 @@ class Watched:
     keep: Path | None
     mteb_model_meta: Any
     _counting: dict[str, Counting] = field(default_factory=dict)
+    _texts: Counter[str] = field(default_factory=Counter)
+    _terms: Counter[str] = field(default_factory=Counter)
     _set: str = ""
 
     def begin(self, name: str, totals: Mapping[str, int]) -> None:
         """Begin a set; `totals`: its numbers of queries and documents, where they are known."""
         self._set = name
         self._counting = {kind: Counting(f"{name}: {kind}", total) for kind, total in totals.items()}
+        self._texts, self._terms = Counter(), Counter()
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, **how: Any) -> Vectors:
         """Embed the texts of a data loader."""
@@ -131,9 +136,21 @@ class Watched:
             parts.append(self._kept(loader, make) if kind == "documents" else make())
             counting.add(len(part))
         vectors = [torch.as_tensor(each) for part in parts for each in (part if isinstance(part, list) else [part])]
-        if not all(each.isfinite().all() for each in vectors):
+        numbers = [each.coalesce().values() if each.is_sparse else each for each in vectors]
+        if not all(each.isfinite().all() for each in numbers):
             raise DataError(f"{self._set}: the model gives vectors that are not finite. Name another model.")
+        if vectors[0].is_sparse:
+            self._texts[kind] += len(rows)
+            self._terms[kind] += sum(int((each != 0).sum()) for each in numbers)
         return vectors if isinstance(parts[0], list) else torch.cat(vectors)
+
+    def terms(self) -> dict[str, float]:
+        """Return the mean number of terms in sparse vectors of a set; of dense ones nothing."""
+        return {
+            f"{prompt}_terms": self._terms[kind] / self._texts[kind]
+            for prompt, kind in _KINDS.items()
+            if self._texts[kind]
+        }
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Scores of each with each."""
@@ -171,7 +188,8 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
     if own is None:
         source = encoder_source(name)
         trained = source.objective if source.objective is not None and source.objective.compares else None
-    if source is None or (trained is not None and trained.pooling not in ("cls", "mean")):
+    dense = config.pooling != "sparse" and (trained is None or trained.pooling in ("cls", "mean"))
+    if source is None or not dense:
         model = open_sentence_model(own or name, config)
         inner, scores, pairwise = _library(model)
         return Watched(inner, scores, pairwise, describe(model), weights_sha256(model.state_dict()), folder, meta)
@@ -195,7 +213,7 @@ def _library(model: Model) -> tuple[Any, Any, Any]:
     """Return how sentence-transformers encodes and compares; mteb chooses prompts for one vector a text."""
     if is_multi_vector(model):
         return Late(model), model.similarity, model.similarity_pairwise
-    from mteb.models import SentenceTransformerEncoderWrapper
+    from mteb.models import SentenceTransformerEncoderWrapper, SparseEncoderWrapper
 
-    wrapped = SentenceTransformerEncoderWrapper(model)
+    wrapped = SparseEncoderWrapper(model) if is_sparse(model) else SentenceTransformerEncoderWrapper(model)
     return wrapped, wrapped.similarity, wrapped.similarity_pairwise

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from modernbert_train.__main__ import main
 from modernbert_train.evaluate.retrieval.beir import read_beir
@@ -92,6 +93,57 @@ def test_late_interaction_is_searched_by_every_token_with_every_token(encoder: P
         found = result_of(tmp_path / "runs" / name)
         assert found["figures"]["toy"]["ndcg_at_10"] == pytest.approx(expected, abs=5e-3 if more else 2e-5)
         assert found["settings"]["pooling"] == "none: a vector for each token"
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_sparse_vectors_are_searched_by_dot_product_and_their_terms_are_counted(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A masked LM is measured before training, and its trained model afterwards, by transformers' own logits."""
+    from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+    def expected(weights: Path) -> tuple[float, float]:
+        masked, tokenizer = AutoModelForMaskedLM.from_pretrained(weights).eval(), AutoTokenizer.from_pretrained(weights)
+
+        def vectors(texts: Sequence[str]) -> torch.Tensor:
+            with torch.no_grad():
+                logits = [masked(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
+            return torch.stack([each.relu().log1p().amax(dim=0).double() for each in logits])
+
+        (texts,) = read_beir(toy, "test").texts(1 << 20)
+        texts_DV = vectors(texts)
+        found = ndcg(toy, lambda query, _: (texts_DV @ vectors([query])[0]).tolist())
+        return found, (texts_DV > 0).sum(dim=1).double().mean().item()
+
+    def measured(name: str, model: Path, key: str) -> tuple[float, float]:
+        words = [str(toy), "--model", str(model), f"runs_folder={tmp_path}/runs", f"name={name}", "device=cpu", key]
+        assert main(["retrieval", "evaluate", *words]) == 0
+        found = result_of(tmp_path / "runs" / name)
+        figures = found["figures"]["toy"]
+        assert found["settings"]["pooling"] == "sparse"
+        assert f"document_terms {figures['document_terms']:.4f}" in capsys.readouterr().out
+        return figures["ndcg_at_10"], figures["document_terms"]
+
+    before = measured("before", encoder, "pooling=sparse")
+    assert before == pytest.approx(expected(encoder), abs=2e-5)
+    file = recipe(tmp_path, toy, pooling="sparse", evaluate={})
+    assert main(["retrieval", "train", file, "--model", str(encoder), "name=trained"]) == 0
+    model, index = tmp_path / "runs/trained/st", f"index={tmp_path}/index"
+    after = expected(model)
+    for name in ("computed", "kept"):
+        assert measured(name, model, index) == pytest.approx(after, abs=2e-5)
+    assert after[0] > before[0]
+    assert main(["retrieval", "train", file, "--model", str(model), "name=further", "epochs=1"]) == 0
+    assert result_of(tmp_path / "runs/further")["settings"]["pooling"] == "sparse"
+
+    words = ["retrieval", "evaluate", str(toy), f"runs_folder={tmp_path}/runs", "pooling=sparse", "--model"]
+    assert main([*words, str(encoder), "normalize=true"]) == 78
+    assert "normalize=true: sparse vectors are compared by dot product" in capsys.readouterr().err
+    AutoModel.from_pretrained(encoder).save_pretrained(tmp_path / "headless")
+    AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path / "headless")
+    assert main([*words, str(tmp_path / "headless")]) == 78
+    assert "and pooling=sparse reads the logits of a masked-language model" in capsys.readouterr().err
 
 
 @pytest.mark.runs
