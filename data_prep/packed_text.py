@@ -11,8 +11,7 @@ from typing import BinaryIO
 from data_prep.read.documents import Document, read_span
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.core.files import ending
-from modernbert_train.data.read.rows import Span
-from modernbert_train.data.read.sources import TEXT
+from modernbert_train.data.read.rows import TEXT, Span
 from modernbert_train.data.read.unpacked import open_unpacked
 
 _BEGIN_BYTES = 1 << 20, 1 << 22  # of a compressed file, minimum and maximum; beginnings are compressed less tightly

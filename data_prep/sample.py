@@ -29,8 +29,8 @@ from modernbert_train.data.read.encodings import AUTO, guess
 from modernbert_train.data.read.files import TABLES, file_state, files_below, name_end, source_files
 from modernbert_train.data.read.jsonl import can_be_cut, sample_lines
 from modernbert_train.data.read.parquet import parquet_columns, parquet_groups
-from modernbert_train.data.read.rows import Columns, LeftOut, Row, Span
-from modernbert_train.data.read.sources import TEXT, read_rows
+from modernbert_train.data.read.rows import TEXT, Columns, LeftOut, Row, Span
+from modernbert_train.data.read.sources import read_rows
 from modernbert_train.data.read.unpacked import open_unpacked
 from modernbert_train.errors import DataError
 

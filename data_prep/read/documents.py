@@ -9,8 +9,8 @@ from typing import Any
 from data_prep.read.html import STRIPPED, html_text, is_html
 from data_prep.read.words import Words, differs, words_of
 from modernbert_train.config.tools.prepare import SourceConfig
-from modernbert_train.data.read.rows import Columns, LeftOut, Row, Span, lacking_field
-from modernbert_train.data.read.sources import TEXT, read_rows, whole_spans
+from modernbert_train.data.read.rows import TEXT, Columns, LeftOut, Row, Span, lacking_field
+from modernbert_train.data.read.sources import read_rows, whole_spans
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.core.text import shorten, shown_value
-from modernbert_train.data.read.task_rows import lines_of
+from modernbert_train.data.read.lines import read_lines
+from modernbert_train.data.read.rows import TEXT, Columns, LeftOut, Row, Span
 
+WORDS, TAGS = "words", "tags"  # columns of a CoNLL file
 _TAG = re.compile(r"O|[BIES]-\S+")
 _BLANK = re.compile(r"[ \t\r\n]")  # other Unicode white space is part of a word
 _WORD_ID = re.compile(r"\d+([-.]\d+)?")
@@ -19,67 +22,52 @@ _LOOKED_AT = 1000  # lines examined to decide whether tabs separate columns
 _NO_TEXT = "-DOCSTART-"  # starts a line between documents
 
 
-class Sentence(NamedTuple):
-    """Words and their tags.
-
-    Attributes:
-        line: line of its first word.
-        words, tags: one tag for each word; no tags if they are not read.
-        loose: number of tags I-x and E-x that follow no entity of type x; they are read as its beginning.
-        id: its name, if it has one.
-    """
-
-    line: int
-    words: tuple[str, ...]
-    tags: tuple[str, ...]
-    loose: int
-    id: Any = None
-
-
-def read_sentences(path: Path, *, tagged: bool = True, spans: bool = True) -> Iterator[Sentence]:
-    """Yield the sentences of a CoNLL file.
-
-    Args:
-        path: the file.
-        tagged: True if every line has a tag; otherwise only the first column is read.
-        spans: True if tags are O, B-x, I-x, E-x, S-x; otherwise they are any text without spaces.
-
-    Raises:
-        ValueError: the file cannot be read, or a line lacks a tag or has an invalid one; names the line.
-    """
+def read_conll(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
+    """Yield the sentences of a CoNLL file: lists of WORDS and, if they are required, of TAGS, at their first line."""
     words: list[str] = []
     tags: list[str] = []
-    first = 0  # line of the first word
-    tabs = any("\t" in line for _, line in islice(lines_of(path), _LOOKED_AT))
-    width = 0  # columns of the first line with a word
-    for number, line in chain(lines_of(path), [(0, "")]):
+    first = width = 0  # line and columns of the first word
+    tagged = TAGS in columns.required
+    lines = partial(read_lines, span, source, columns, max_characters)
+    tabs = any("\t" in item.fields[TEXT] for item in islice(lines(), _LOOKED_AT) if isinstance(item, Row))
+    for item in chain(lines(), [Row("", {TEXT: ""})]):
+        if isinstance(item, LeftOut):
+            yield item
+            return
+        line = item.fields[TEXT]
         if tabs and not words and line.startswith("#") and "\t" not in line:  # a comment
             continue
         if not line.strip() or line.startswith(_NO_TEXT):
             if words:
-                yield Sentence(first, tuple(words), tuple(tags), loose_tags(tags) if spans else 0)
+                yield Row(f"{span.path}:{first}", {WORDS: words, TAGS: tags}, line=first)
             words, tags = [], []
             continue
-        columns = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))  # other spaces belong to words
-        if (tagged and len(columns) < 2) or not columns[0].strip():
-            raise ValueError(f"line {number}: {shorten(line, 40)!r} is no word with a tag. Write both, a tab between.")
-        width = width or len(columns)
-        if tagged and len(columns) != width:
-            raise ValueError(
-                f"line {number}: {shorten(line, 40)!r} has {len(columns)} columns, and the first word has {width}. "
-                "Correct it; a comment begins with # before a sentence, in a file with tabs between its columns."
-            )
-        if width == _CONLLU and tabs and _WORD_ID.fullmatch(columns[0]):
-            raise ValueError(
-                f"line {number}: the first of {width} columns is a number, as in CoNLL-U, and not the word. Keep the "
-                r"word and its tag: grep -vP '^\d+[-.]' FILE | cut -f 2,4 > FILE.conll."
-            )
-        first = first if words else number
-        words.append(columns[0])
-        if tagged:
-            if spans:
-                require_span_tag(columns[-1], f"line {number}")
-            tags.append(columns[-1])
+        cells = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))  # other spaces belong to words
+        width = width or len(cells)
+        if problem := _problem(line, cells, width, tagged, tabs):
+            yield LeftOut(item.id, "not_conll", problem, line=item.line)
+            continue
+        first = first if words else item.line
+        words.append(cells[0])
+        tags.append(cells[-1])
+
+
+def _problem(line: str, cells: list[str], width: int, tagged: bool, tabs: bool) -> str | None:
+    """Describe why the cells of a line are no word with a tag; None if they are one."""
+    shown = repr(shorten(line, 40))
+    if (tagged and len(cells) < 2) or not cells[0].strip():
+        return f"{shown} is no word with a tag; write both, a tab between"
+    if tagged and len(cells) != width:
+        return (
+            f"{shown} has {len(cells)} columns, and the first word has {width}; a comment begins with # before a "
+            "sentence, in a file with tabs between its columns"
+        )
+    if width == _CONLLU and tabs and _WORD_ID.fullmatch(cells[0]):
+        return (
+            f"the first of {width} columns is a number, as in CoNLL-U, and not the word; keep the word and its tag: "
+            r"grep -vP '^\d+[-.]' FILE | cut -f 2,4 > FILE.conll"
+        )
+    return None
 
 
 def token_lists(

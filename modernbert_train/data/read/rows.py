@@ -19,6 +19,7 @@ from modernbert_train.data.read.encodings import (
     is_surely_utf_8,
 )
 
+TEXT = "text"  # the only column of files without columns
 BYTE_ORDER_MARK = "byte_order_mark"
 _LETTERS = 300  # of the names of columns
 

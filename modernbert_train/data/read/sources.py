@@ -6,25 +6,24 @@ file can be read in spans, so that several processes can share a large one.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator
 
 from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.core.files import PACKED
+from modernbert_train.data.read.conll import read_conll
 from modernbert_train.data.read.delimited import read_csv
 from modernbert_train.data.read.encodings import UTF_8
 from modernbert_train.data.read.fasta import read_fasta
 from modernbert_train.data.read.files import file_state, source_files
 from modernbert_train.data.read.hub import hub_shards, read_hub
 from modernbert_train.data.read.jsonl import read_jsonl
+from modernbert_train.data.read.lines import read_lines
 from modernbert_train.data.read.mds_text import read_mds
 from modernbert_train.data.read.parquet import read_parquet
-from modernbert_train.data.read.rows import Columns, LeftOut, Row, Span, decode, unreadable
+from modernbert_train.data.read.rows import TEXT, Columns, LeftOut, Row, Span, decode, unreadable
 from modernbert_train.data.read.unpacked import open_unpacked
 from modernbert_train.errors import DataError
 
-TEXT = "text"  # the only column of text files
-_LINE_CHARACTERS = 1 << 26
 _TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
 _UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
 
@@ -98,20 +97,6 @@ def _read_text(span: Span, source: RowSourceConfig, columns: Columns, max_charac
         yield decoded if isinstance(decoded, LeftOut) else Row(id, {TEXT: decoded.text}, decoded.altered)
 
 
-def _read_lines(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
-    """Yield each line without its end; also a lone carriage return ends one."""
-    with open_unpacked(span.file) as content, io.TextIOWrapper(content, "utf-8-sig", newline="") as file:
-        try:
-            for number, line in enumerate(iter(lambda: file.readline(_LINE_CHARACTERS), ""), start=1):
-                id = f"{span.path}:{number}"
-                if len(line) == _LINE_CHARACTERS:
-                    yield LeftOut(id, "too_long", f"{len(line):,} characters or more", rest=True, line=number)
-                    return
-                yield Row(id, {TEXT: line.rstrip("\r\n")}, line=number)
-        except UnicodeDecodeError:
-            yield LeftOut(f"{span.path}: the rest", "not_utf8", "not UTF-8", rest=True)
-
-
 # kind -> reader of a file, or of a part of one; other kinds are text
 _READERS: dict[str, Callable[[Span, RowSourceConfig, Columns, int], Iterator[Row | LeftOut]]] = {
     "jsonl": read_jsonl,
@@ -120,5 +105,6 @@ _READERS: dict[str, Callable[[Span, RowSourceConfig, Columns, int], Iterator[Row
     "tsv": read_csv,
     "mds": read_mds,
     "fasta": read_fasta,
-    "lines": _read_lines,
+    "lines": read_lines,
+    "conll": read_conll,
 }

@@ -14,8 +14,8 @@ from modernbert_train.config.kinds import SPANS
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import ending
-from modernbert_train.data.read.conll import loose_tags, read_sentences, require_span_tag, token_lists
-from modernbert_train.data.read.task_rows import TaskRow, table_rows
+from modernbert_train.data.read.conll import TAGS, WORDS, loose_tags, require_span_tag, token_lists
+from modernbert_train.data.read.task_rows import TaskRow, rows_of, table_rows
 from modernbert_train.evaluate.finetune.classes import NOTHING, rounded
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split, by_place
@@ -45,8 +45,9 @@ class Words(Kind):
         if ending(path) in (".jsonl", ".parquet"):
             yield from table_rows(path, (), [*self.columns(task, labelled)[1], *([named] if named else [])], KEYS)
             return
-        for each in read_sentences(path, tagged=labelled, spans=task.spans):
-            yield TaskRow(each.line, each.words, (*([each.tags] if labelled else []), *([None] if named else [])))
+        for row in rows_of(path, "conll", [WORDS, *([TAGS] if labelled else [])]):
+            values = [*([row.value(TAGS)] if labelled else []), *([None] if named else [])]
+            yield TaskRow(row.line, tuple(row.value(WORDS)), tuple(values))
 
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
@@ -61,9 +62,8 @@ class Words(Kind):
         if not labelled:
             return example._replace(texts=words)
         found = tuple(by_place(example, tag, tuple(task.labels) or names) for tag in tags)
-        if task.spans:
-            for tag in found:
-                require_span_tag(tag, where)
+        for number, tag in enumerate(found) if task.spans else ():
+            require_span_tag(tag, f"line {example.line + number}" if example.texts else where)
         return example._replace(texts=words, label=found)
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:

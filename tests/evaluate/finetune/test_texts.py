@@ -14,8 +14,8 @@ from modernbert_train.__main__ import main
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.labels import DocumentLabels
 from modernbert_train.data.packing import Chunk
-from modernbert_train.data.read.conll import read_sentences
 from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.evaluate.finetune.examples import Example
 from modernbert_train.evaluate.finetune.kinds import kind_of, task_problems
 from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import prepare, warnings_of
@@ -179,11 +179,17 @@ def test_half_a_surrogate_pair_is_refused_with_its_line(tmp_path: Path, tokenize
         prepare(task_of(tmp_path, **keys), tokenizer, 32, tmp_path / "run" / "task")
 
 
+def sentences_of(file: Path) -> list[Example]:
+    """Return the sentences of a task whose training file this is."""
+    keys = {"kind": "tokens", "train": str(file), "validation": {"dev": str(file)}}
+    return read_splits(task_of(file.parent, **keys))["train"].examples
+
+
 def test_spaces_of_other_alphabets_are_parts_of_words(tmp_path: Path) -> None:
     for word in ("10\u00a0000", "ba\u2028da", "ba\u0085da", "a\u3000b", "a\u2009b"):
         (tmp_path / "x.conll").write_text(f"{word} B-PER\nkeli  O\n", newline="", encoding="utf-8")
-        (sentence,) = read_sentences(tmp_path / "x.conll")
-        assert sentence.words == (word, "keli") and sentence.tags == ("B-PER", "O")
+        (sentence,) = sentences_of(tmp_path / "x.conll")
+        assert sentence.texts == (word, "keli") and sentence.label == ("B-PER", "O")
 
 
 def test_scores_are_kept_to_the_bit(tmp_path: Path, tokenizer: Path) -> None:
@@ -230,8 +236,8 @@ def test_words_have_their_tag_at_their_first_token(tmp_path: Path, tokenizer: Pa
 def test_a_conll_file_with_broken_tags_is_refused_with_its_line(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "x.conll"
     file.write_text(text)
-    with pytest.raises(ValueError, match=message.replace(".t", r"\\t")):
-        list(read_sentences(file))
+    with pytest.raises(DataError, match=message.replace(".t", r"\\t")):
+        sentences_of(file)
 
 
 def test_words_beyond_the_context_are_cut_and_counted(tmp_path: Path, tokenizer: Path) -> None:
@@ -442,7 +448,7 @@ def test_words_tags_and_comments_of_conll(content: str, expected: Any, tmp_path:
     """A comment read as a word, or a number as the word, would make the tagger learn the file's layout."""
     (tmp_path / "a.conll").write_text(content)
     if isinstance(expected, str):
-        with pytest.raises(ValueError, match=expected):
-            list(read_sentences(tmp_path / "a.conll"))
+        with pytest.raises(DataError, match=expected):
+            sentences_of(tmp_path / "a.conll")
     else:
-        assert [each.words for each in read_sentences(tmp_path / "a.conll")] == expected
+        assert [each.texts for each in sentences_of(tmp_path / "a.conll")] == expected
