@@ -19,14 +19,13 @@ from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import ending
 from modernbert_train.core.text import shown_value
-from modernbert_train.data.read.task_rows import TaskRow, json_of, table_rows
+from modernbert_train.data.read.task_rows import TaskRow, json_of
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.classes import DIGITS
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
 from modernbert_train.evaluate.finetune.kinds import Kind
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
-from modernbert_train.evaluate.finetune.texts import KEYS
 from modernbert_train.evaluate.finetune.tokens import Reader
 from modernbert_train.evaluate.texts_beside import read_texts
 
@@ -67,8 +66,7 @@ class Answers(Kind):
     def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[TaskRow]:
         """See `Kind`; the line of SQuAD's JSON is the number of the question."""
         if ending(path) != SQUAD:
-            texts, others = self.columns(task, labelled)
-            yield from table_rows(path, texts, [*others, *([named] if named else [])], KEYS)
+            yield from super().rows(path, task, labelled, named)
             return
         found = json_of(path)
         try:

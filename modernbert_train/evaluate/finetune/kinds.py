@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig, common_problems
-from modernbert_train.data.read.task_rows import TaskRow
+from modernbert_train.data.read.task_rows import TaskRow, table_rows
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
 from modernbert_train.evaluate.finetune.tokens import Reader
 
+KEYS = "text_columns, label_column and id_column"  # that name columns, for messages
 Texts = list[dict[str, Any]]  # lines of `texts_beside.read_texts`
 
 
@@ -47,11 +48,13 @@ class Kind(Protocol):
         """Return the columns with texts, and the other columns, the label last."""
 
     def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[TaskRow]:
-        """Yield the rows of a file: texts, and values of the other columns and of the column `named`.
+        """Yield the rows of a file, here a table: texts, and values of the other columns and of the column `named`.
 
         Raises:
             OSError, ValueError: the file cannot be read, is damaged or lacks a column; names the line.
         """
+        texts, others = self.columns(task, labelled)
+        yield from table_rows(path, texts, [*others, *([named] if named else [])], KEYS)
 
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool

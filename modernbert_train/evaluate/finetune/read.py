@@ -16,8 +16,7 @@ from modernbert_train.data.read.rows import Columns, Row
 from modernbert_train.data.read.task_rows import TaskRow, task_rows
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split
-from modernbert_train.evaluate.finetune.kinds import kind_of
-from modernbert_train.evaluate.finetune.texts import KEYS
+from modernbert_train.evaluate.finetune.kinds import KEYS, kind_of
 
 _ALIASES = {"validation": "dev", "validation_matched": "dev_matched", "validation_mismatched": "dev_mismatched"}
 

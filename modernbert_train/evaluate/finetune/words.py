@@ -15,13 +15,12 @@ from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import ending
 from modernbert_train.data.read.conll import TAGS, WORDS, loose_tags, require_span_tag, token_lists
-from modernbert_train.data.read.task_rows import TaskRow, rows_of, table_rows
+from modernbert_train.data.read.task_rows import TaskRow, rows_of
 from modernbert_train.evaluate.finetune.classes import NOTHING, rounded
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split, by_place
 from modernbert_train.evaluate.finetune.kinds import Kind
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs, in_order, number_classes
-from modernbert_train.evaluate.finetune.texts import KEYS
 from modernbert_train.evaluate.finetune.tokens import Reader
 
 
@@ -43,7 +42,7 @@ class Words(Kind):
     def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[TaskRow]:
         """See `Kind`; of a CoNLL file, which names nothing, the words are the texts."""
         if ending(path) in (".jsonl", ".parquet"):
-            yield from table_rows(path, (), [*self.columns(task, labelled)[1], *([named] if named else [])], KEYS)
+            yield from super().rows(path, task, labelled, named)
             return
         for row in rows_of(path, "conll", [WORDS, *([TAGS] if labelled else [])]):
             values = [*([row.value(TAGS)] if labelled else []), *([None] if named else [])]

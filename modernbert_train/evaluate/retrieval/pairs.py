@@ -37,9 +37,6 @@ def _rows(path: Path, named: str, config: MineConfig) -> Iterator[tuple[str, ...
         return
     if ending(path) not in ENDS:
         raise DataError(f"{named}: of which kind is it? Name one of {', '.join(ENDS)}, or a BEIR folder.")
-    if not path.is_file():
-        wrong = "a pipe or a device, and not a file" if path.exists() else "no such file"
-        raise DataError(f"{named}: {wrong}. Correct the path.")
     columns = [config.query_column, config.positive_column]
     with values_as(DataError, named):
         for row in table_rows(path, columns, keys="query_column and positive_column"):
