@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from data_prep.read.documents import read_source
 from modernbert_train.__main__ import main
+from modernbert_train.config.tools.prepare import SourceConfig
 from tests.support.tiny_run import TinyRun
 
 Command = Callable[..., int]
@@ -121,3 +126,29 @@ def test_a_task_refuses_an_odd_row_of_a_csv_or_takes_it(
     code = main(["check", *tiny_run(f"evals.x={json.dumps({'name': 'probe', 'train': str(tmp_path / 't.csv')})}")])
     error = capsys.readouterr().err
     assert (code == 0) == (message is None) and (message or "") in error, error
+
+
+OPENED = {
+    "a.csv": b"text\na\nb\n",
+    "empty.csv": b"",
+    "other.csv": b"other\nx\n",
+    "cut.csv": b'text\n"never closed\n',
+    "damaged.csv.gz": b"\x1f\x8b\x08no",
+    "a.jsonl": b'{"text": "a"}\n{"text": "b"}\n',
+    "damaged.jsonl.zst": b"no",
+    "damaged.parquet": b"no",
+    "a.fasta": b">a\nAC\n>b\nGT\n",
+}
+
+
+@pytest.mark.parametrize("name", OPENED)
+@pytest.mark.parametrize("items", [1, None], ids=["the first row", "all rows"])
+def test_every_file_is_closed_by_its_reader(name: str, items: int | None, tmp_path: Path) -> None:
+    """A corpus of a million files reaches the limit of open files otherwise; Python warns of each."""
+    (tmp_path / name).write_bytes(OPENED[name])
+    source = SourceConfig(kind=name.split(".")[1], path=str(tmp_path / name))  # type: ignore[arg-type]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ResourceWarning)
+        assert list(itertools.islice(read_source("mine", source, 1000), items))
+        gc.collect()
+    assert not [str(each.message) for each in found]
