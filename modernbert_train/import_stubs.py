@@ -200,7 +200,7 @@ class _Later:
         return ()
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute in ("__parameters__", "__typing_subst__"):  # typing asks every type in an annotation
+        if attribute.startswith(("__parameters__", "__typing_")):  # typing asks every type in an annotation
             raise AttributeError(attribute)
         return getattr(self._real(), attribute)
 
