@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +19,6 @@ from benchmarks.optimizer import parameter_shapes
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import KERNELS
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from tests.support.paths import ROOT
 
 CPU = torch.device("cpu")
 MODEL = ModernBertConfig(vocab_size=64, hidden_size=16, num_layers=4, num_heads=2, intermediate_size=8)
@@ -124,15 +121,6 @@ def test_figures_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert figures["flops_per_second"] > 0 and figures["torch"] == torch.__version__
     assert [line["case"] for line in figures["lines"]][:2] == ["torch AdamW, fused", "StableAdamW (ours)"]
     assert {line["part"] for line in figures["lines"]} == {"optimizer"}
-
-
-@pytest.mark.slow
-def test_it_starts_as_a_script() -> None:
-    """The command of the README must work from a clean clone, without anything on the path."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, "benchmarks/kernels.py", "--help"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "--only" in done.stdout, done.stderr
 
 
 def test_every_kernel_is_in_the_table() -> None:

@@ -32,21 +32,6 @@ def test_the_files_and_the_defaults_make_a_typed_tree(load: Load) -> None:
         config.seed = 3  # type: ignore[misc]
 
 
-def test_three_typos_are_reported_together_with_place_and_nearest_name(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(
-        BASE + "model:\n  hidden_sise: 768\n  num_layers: 22\ncheckpoint:\n  interval_second: 60\nsed: 3\n",
-        encoding="utf-8",
-    )
-    with pytest.raises(ConfigError) as error:
-        load_run([file])
-    assert str(error.value).splitlines() == [
-        f"model.hidden_sise ({file}:8): unknown key. Did you mean model.hidden_size?",
-        f"checkpoint.interval_second ({file}:11): unknown key. Did you mean checkpoint.interval_seconds?",
-        f"sed ({file}:12): unknown key. Did you mean seed?",
-    ]
-
-
 def test_mistakes_of_every_kind_and_place_are_reported_together(refused: Callable[..., list[str]]) -> None:
     lines = refused(
         "seed: 1\nseed: 2\nmodel: {num_headz: 4}\noptim: {lr: fast}\n", "compute.device=gpu", "eval.x.y=1", "nonsense"

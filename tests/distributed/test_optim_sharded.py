@@ -130,10 +130,6 @@ def difference(a: Outcome, b: Outcome) -> float:
     return max((a.weights[name] - b.weights[name]).abs().max().item() for name in a.weights)
 
 
-def on_one_rank() -> Outcome:
-    return train_sharded((1,))
-
-
 def on_two_ranks() -> dict[str, Outcome]:
     return {"fsdp": train_sharded((2,)), "partly": train_sharded((2,), partly=True)}
 
@@ -180,28 +176,15 @@ def test_clipping_per_shard_would_be_noticed(whole: Outcome, num_shards: int) ->
     assert difference(train_per_shard(num_shards), whole) > 1e-3
 
 
-def test_one_rank_equals_one_process(whole: Outcome) -> None:
-    assert_same_run(run_ranks(on_one_rank, 1), whole)
-
-
-def test_two_ranks_equal_one_process(two_ranks: list[dict[str, Outcome]], whole: Outcome) -> None:
-    assert_same_run([outcomes["fsdp"] for outcomes in two_ranks], whole)
-
-
-def test_four_ranks_equal_one_process_though_one_holds_empty_shards(
-    four_ranks: list[dict[str, Outcome]], whole: Outcome
-) -> None:
-    assert [outcomes["fsdp"].smallest_shard == 0 for outcomes in four_ranks] == [False, False, False, True]
-    assert_same_run([outcomes["fsdp"] for outcomes in four_ranks], whole)
-
-
-def test_replicas_of_shards_equal_one_process(four_ranks: list[dict[str, Outcome]], whole: Outcome) -> None:
-    """HSDP: summing over replicas too would double every RMS and norm."""
-    assert_same_run([outcomes["hsdp"] for outcomes in four_ranks], whole)
-
-
-def test_whole_tensors_beside_sharded_ones(two_ranks: list[dict[str, Outcome]], whole: Outcome) -> None:
-    assert_same_run([outcomes["partly"] for outcomes in two_ranks], whole)
+@pytest.mark.parametrize(("ranks", "way"), [(2, "fsdp"), (2, "partly"), (4, "fsdp"), (4, "hsdp")])
+def test_ranks_equal_one_process(ranks: int, way: str, request: pytest.FixtureRequest, whole: Outcome) -> None:
+    """Whole tensors among sharded ones, and a rank with empty shards, too; in HSDP a sum over replicas would double
+    every RMS and norm."""
+    found = [outcomes[way] for outcomes in request.getfixturevalue({2: "two_ranks", 4: "four_ranks"}[ranks])]
+    assert [each.smallest_shard == 0 for each in found] == [
+        (ranks, way, rank) == (4, "fsdp", 3) for rank in range(ranks)
+    ]
+    assert_same_run(found, whole)
 
 
 def test_a_step_communicates_once_and_only_between_shards(

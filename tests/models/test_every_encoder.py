@@ -90,15 +90,17 @@ def test_no_label_gives_zero_loss_and_zero_gradients(
 
 @EVERY
 def test_recomputation_changes_no_gradient(name: str, sequences: Make, pack: Make) -> None:
-    """It buys memory with time; the dropout of every pass through a layer is drawn again as it was."""
+    """It buys memory with time: every pass through a layer is computed twice, with the same dropout."""
     batch = pack([sequences([40, 9])], row_tokens=50)
-    gradients = []
+    gradients, calls = [], []
     for recompute in (False, True):
         model = build(with_dropout(ENCODERS[name], 0.2), activation_checkpointing=recompute).train()
+        first = next(each for each in model.model.layers.modules() if isinstance(each, nn.Linear))
+        first.register_forward_pre_hook(lambda *_, recompute=recompute: calls.append(recompute))
         torch.manual_seed(0)
         mean_loss(model, batch).backward()
         gradients.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
-    assert len(gradients[0]) == len(gradients[1]) > 0
+    assert len(gradients[0]) == len(gradients[1]) > 0 and calls.count(True) == 2 * calls.count(False) > 0
     assert all(torch.equal(plain, recomputed) for plain, recomputed in zip(*gradients, strict=True))
 
 
@@ -159,7 +161,7 @@ def test_layers_compile_once_whatever_the_documents(
 
 @pytest.mark.parametrize(
     ("name", "places"),
-    [("bert", 7), ("albert", 2), ("xlnet", 6), ("deberta", 7), ("deberta, narrow", 8)],
+    [("modernbert", 4), ("bert", 7), ("albert", 2), ("xlnet", 6), ("deberta", 7), ("deberta, narrow", 8)],
 )
 def test_dropout_is_that_of_the_phase_and_acts_in_training_only(
     name: str, places: int, sequences: Make, pack: Make

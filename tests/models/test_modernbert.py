@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.batches import all_logits, mean_loss
-from modernbert_train.batch import IGNORED_LABEL, Batch
+from benchmarks.batches import mean_loss
 from modernbert_train.config.schema import ModernBertConfig
-from modernbert_train.errors import ConfigError
 from modernbert_train.models.layers import rotary_tables, rotate
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
@@ -71,26 +69,6 @@ def test_rotary_positions_equal_the_equation_to_the_bit(dtype: torch.dtype) -> N
     assert torch.equal(*grads)
 
 
-def test_padded_labels_do_not_count(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """The loss is the mean over real labels, however many padded ones keep the shape static."""
-    model = build(small(), z_loss=1e-2)
-    losses = [mean_loss(model, pack([sequences([50])], row_tokens=64, spare=spare)).item() for spare in (0, 40)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-
-
-def test_dropout_acts_in_training_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """Dropout in evaluation makes validation noise; none in training is another recipe."""
-    model = build(small(attention_out_dropout=0.3))
-    packed = pack([sequences([50])], row_tokens=50).packed
-    assert torch.equal(model.encode(packed), model.encode(packed))
-    still = model.encode(packed)
-    model.train()
-    assert not torch.equal(model.encode(packed), model.encode(packed))
-    for layer in model.model.layers:
-        layer.attn.out_drop.p = 0.0
-    assert torch.equal(model.encode(packed), still), "something other than the attention's output is dropped"
-
-
 def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(small: Make, build: Make) -> None:
     """As in the release: before the projection, or on the sum, it would be another recipe with the same loss curve at
     first. With the feed-forward silenced, each number that a layer adds is 0 or the undropped one over 1 - p."""
@@ -110,45 +88,6 @@ def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(sma
     kept = dropped != 0
     assert 0.4 < kept.float().mean() < 0.6
     torch.testing.assert_close(dropped, torch.where(kept, whole / 0.5, 0.0), atol=1e-5, rtol=1e-5)
-
-
-def test_activation_checkpointing_changes_memory_and_not_gradients(
-    small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
-    """Recomputed layers must draw the same dropout; each layer runs twice, and only when gradients are wanted."""
-    batch = pack([sequences([50])], row_tokens=50)
-    grads, calls = [], []
-    for switch in (False, True):
-        model = build(small(attention_out_dropout=0.3), activation_checkpointing=switch).train()
-        model.model.layers[1].attn.register_forward_pre_hook(lambda *_, switch=switch: calls.append(switch))
-        torch.manual_seed(0)
-        mean_loss(model, batch).backward()
-        grads.append([p.grad for p in model.parameters()])
-    assert calls == [False, True, True]
-    for plain, recomputed in zip(*grads, strict=True):
-        assert torch.equal(plain, recomputed)
-    with torch.no_grad():
-        model(batch)
-    assert calls == [False, True, True, True]
-
-
-def test_a_kernel_that_cannot_serve_stops_the_first_forward_pass(
-    small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
-    """compute.attention is used or refused, also where support was not checked before."""
-    model = build(small(), attention="varlen")
-    with pytest.raises(ConfigError, match=r"compute\.attention=varlen"):
-        model(pack([sequences([5])], row_tokens=5))
-
-
-def test_logits_exist_only_where_something_is_predicted(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """Logits of all tokens would be the largest tensor of the step, three times over."""
-    batch: Batch = pack([sequences([50])], row_tokens=64)
-    model, labels_M = build(small()), batch.targets["labels_M"]
-    assert all_logits(model, batch).shape == (len(labels_M), 160)
-    moved = replace(batch, targets={name: target_M.flip(0) for name, target_M in batch.targets.items()})
-    assert mean_loss(model, moved).item() == pytest.approx(mean_loss(model, batch, figures=True).item(), rel=1e-6)
-    assert (labels_M == IGNORED_LABEL).sum() == len(labels_M) - batch.counts["mlm"]
 
 
 @pytest.mark.weekly

@@ -284,12 +284,13 @@ def test_a_kernel_that_rotates_is_given_local_layers_unrotated(
     torch.testing.assert_close(graphs(x_TD, rotary, kernel, None), layer(x_TD, rotary, kernel, None))
 
 
-def test_a_kernel_of_global_layers_that_cannot_serve_is_refused_by_its_own_key(
-    small: Make, build: Make, sequences: Make, pack: Make
+@pytest.mark.parametrize("key", ["attention", "global_attention"])
+def test_a_kernel_that_cannot_serve_is_refused_by_its_key(
+    key: str, small: Make, build: Make, sequences: Make, pack: Make
 ) -> None:
-    """The message must name the key that was set."""
-    with pytest.raises(ConfigError, match=r"compute\.global_attention=varlen: .*Or set compute\.global_attention=auto"):
-        build(small(), global_attention="varlen").encode(pack([sequences([5])], row_tokens=5).packed)
+    """In the first forward pass, also where support was not checked before."""
+    with pytest.raises(ConfigError, match=rf"compute\.{key}=varlen: .*Or set compute\.{key}=auto"):
+        build(small(), **{key: "varlen"}).encode(pack([sequences([5])], row_tokens=5).packed)
 
 
 @pytest.mark.runs
