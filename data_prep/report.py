@@ -82,7 +82,7 @@ def is_finished(out: Path, wanted: Fingerprint, overwrite: bool, report: str = R
     """Return True if `out` holds the wanted dataset already, by the report of this name.
 
     Raises:
-        ConfigError: `out` holds another dataset and may not be overwritten, or something else than a dataset.
+        ConfigError: `out` holds another dataset and may not be overwritten, or is not a dataset.
         DataError: the dataset is the right one, but damaged.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):

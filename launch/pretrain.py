@@ -249,7 +249,7 @@ def _refuse_damaged(sample: TextSample, texts: Sequence[str]) -> None:
 
 
 def _text_rows(sample: TextSample) -> Iterator[tuple[str, str]]:
-    """Yield table rows about the sampled text."""
+    """Yield the rows of the plan's table that describe the sampled text."""
     documents = f"about {_two_digits(sample.documents)} documents, half of them above {size_text(sample.length(0.5))}"
     yield "text", f"{size_text(sample.text_bytes)} in {shown(sample.taken)}; {documents}"
     if sample.passed_over:

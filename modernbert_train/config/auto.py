@@ -72,7 +72,7 @@ def recorded(config: RunConfig, last: RunConfig) -> RunConfig:
 
 
 def kept(config: RunConfig, last: RunConfig) -> dict[str, Any]:
-    """Return the open keys of a run with the values of its last training.
+    """Return the value that each open key had when the run was last trained.
 
     The microbatch of a phase that is new or has another row length is left out, to be chosen again.
     """

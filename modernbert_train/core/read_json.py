@@ -27,7 +27,7 @@ Count = Annotated[int, "count"]  # a non-negative whole number; see `is_count`
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Return True for a whole number from 0 to 63 bits."""
+    """Return True for a whole number from 0 to 2^63 - 1."""
     return type(value) is int and 0 <= value < 1 << 63
 
 

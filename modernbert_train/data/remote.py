@@ -228,7 +228,7 @@ class RemoteFolder:
 
 
 def _sound(path: Path, fault: Fault) -> bytes | None:
-    """Return the bytes of a file in the cache, marked as just read; None if it is missing or damaged."""
+    """Read a file of the cache and mark it as just used; None if it is missing or damaged."""
     with suppress(OSError):
         data = path.read_bytes()
         if fault(data) is None:

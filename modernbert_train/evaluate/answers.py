@@ -25,7 +25,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NO_MARKS = str.maketrans("", "", string.punctuation)
 
 
-class Told(NamedTuple):
+class PredictedAnswer(NamedTuple):
     """The predicted answer of one question.
 
     Attributes:
@@ -40,9 +40,9 @@ class Told(NamedTuple):
     null_score: float | None
 
 
-def told_answers(
+def predicted_answers(
     texts: Sequence[Mapping[str, Any]], logits_T2: NDArray[Any], objective: AnswerConfig
-) -> Iterator[Told]:
+) -> Iterator[PredictedAnswer]:
     """Yield the predicted answer of each question.
 
     Args:
@@ -52,7 +52,7 @@ def told_answers(
     """
     at = 0
     for text in texts:
-        best, null_score = Told("", None, None, None), None
+        best, null_score = PredictedAnswer("", None, None, None), None
         for first, number in text["windows"]:
             null = float(logits_T2[at].sum())
             null_score = null if null_score is None else min(null, null_score)
@@ -63,7 +63,7 @@ def told_answers(
             if found is not None and (best.score is None or found[2] > best.score):
                 start, end, score = int(own[0][found[0]]), int(own[1][found[1]]), found[2]
                 chosen = text["context"][start:end]
-                best = Told(chosen.strip(), start + len(chosen) - len(chosen.lstrip()), score, None)
+                best = PredictedAnswer(chosen.strip(), start + len(chosen) - len(chosen.lstrip()), score, None)
         best = best._replace(null_score=null_score)
         above = 0.0 if best.score is None or null_score is None else null_score - best.score
         if objective.unanswerable and above > objective.null_threshold:

@@ -168,7 +168,7 @@ def _reads_pairs(source: Source) -> bool:
 
 
 def _predicts_from(source: Source) -> dict[str, str]:
-    """Return this program's keys for config.json: whether the token before a masked one predicts it."""
+    """Return the config.json key for models that predict a token from the position before it; empty for others."""
     before = source.objective is not None and source.objective.predict_from == BEFORE
     return {PREDICTS_FROM: BEFORE} if before else {}
 

@@ -84,7 +84,7 @@ def _shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _read(tensors: Mapping[str, Tensor], name: str, target: Tensor) -> Tensor:
-    """Return a tensor with the device, sharding and dtype of a parameter."""
+    """Return a stored tensor on the device and in the sharding and dtype of its parameter."""
     if isinstance(tensors, StoredTensors) and isinstance(target, DTensor):
         return with_rows(tensors.rows(name, *held_rows(target)), target)
     return like(tensors[name], target)

@@ -416,7 +416,7 @@ def _detection(last: Mapping[str, Any]) -> str:
 
 
 def _same_objective(trained: RunConfig, phase: str, metrics: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the metrics of phases with the same objective."""
+    """Return the entries of metrics.jsonl whose phase has the same loss terms as `phase`."""
     terms = {name: [*now.objective.terms] for name, now in trained.in_phase.items()}
     return [entry for entry in metrics if terms.get(str(entry.get("phase")), terms[phase]) == terms[phase]]
 

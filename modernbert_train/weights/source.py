@@ -320,7 +320,7 @@ class Origin:
             there = "a decoder, trained in causal order" if is_decoder else "an encoder, trained to see both sides"
             text += f"; {there}, and objective.name={first.objective.name} here"
         again = {*self.drawn} & {*self.left_out}
-        text += "".join(f"; {head} there is of other classes, drawn anew" for head in sorted(again))
+        text += "".join(f"; {head} there has other classes and is drawn again" for head in sorted(again))
         text += "".join(f"; no {head} there, drawn at random" for head in self.drawn if head not in again)
         text += "".join(f"; {head} there is left out" for head in self.left_out if head not in again)
         return text + "".join(_other_bases(old, first.model)) + _dropout(old, first.model)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modernbert_train.config.schema import AnswerConfig
-from modernbert_train.evaluate.answers import answer_figures, told_answers
+from modernbert_train.evaluate.answers import answer_figures, predicted_answers
 
 WORDS = ["the", "a", "An", "cat", "Cat,", "dog", "sat.", "“the", "die-hard", "1,000", "été", "…", "!", "  "]
 TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
@@ -86,7 +86,7 @@ def test_the_likeliest_span_of_all_windows_is_predicted(most: int, unanswerable:
     texts = (*texts, texts[0] | {"windows": []}, texts[1])
     threshold = 0.3
     objective = AnswerConfig(max_answer_tokens=most, unanswerable=unanswerable, null_threshold=threshold)
-    told = list(told_answers(texts, np.concatenate([*logits, logits[1]]), objective))
+    told = list(predicted_answers(texts, np.concatenate([*logits, logits[1]]), objective))
     nulls = 0
     for text, own, found in zip(texts[:40], logits, told, strict=False):
         spans, null, at = [], [], 0

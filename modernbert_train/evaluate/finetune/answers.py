@@ -157,11 +157,11 @@ class Answers(Kind):
 
     def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`: of whole questions; the loss is the mean over windows whose answer is known."""
-        from modernbert_train.evaluate.answers import answer_figures, told_answers
+        from modernbert_train.evaluate.answers import answer_figures, predicted_answers
         from modernbert_train.evaluate.metrics import finite, span_loss
 
         texts = read_texts(Path(outputs.settings.shards))
-        found = [each.text for each in told_answers(texts, outputs.logits.numpy(), outputs.objective)]
+        found = [each.text for each in predicted_answers(texts, outputs.logits.numpy(), outputs.objective)]
         figures = answer_figures(found, [text["label"] for text in texts], unanswerable=outputs.objective.unanswerable)
         named = finite(outputs.logits, {name: figures[name] for name in outputs.settings.metrics})
         loss = span_loss(outputs.logits, outputs.labels, outputs.sizes)
@@ -169,9 +169,9 @@ class Answers(Kind):
 
     def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """See `Kind`."""
-        from modernbert_train.evaluate.answers import told_answers
+        from modernbert_train.evaluate.answers import predicted_answers
 
-        for answer in told_answers(texts, logits.numpy(), objective):
+        for answer in predicted_answers(texts, logits.numpy(), objective):
             scores = {"answer": answer.score, "null": answer.null_score}
             rounded = {key: None if value is None else round(value, DIGITS) for key, value in scores.items()}
             yield {"prediction": answer.text, "start": answer.start, "scores": rounded}

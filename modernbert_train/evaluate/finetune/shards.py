@@ -120,7 +120,7 @@ def _read(folder: Path, asked: Mapping[str, Any]) -> Prepared:
     if other := [key for key in asked if made.get(key) != asked[key]]:
         changed = "; ".join(f"{key}: {made.get(key)} there, {asked[key]} now" for key in other)
         raise ConfigError(
-            f"{folder}: made of another task, other texts or another tokenizer ({changed}). Give this run another "
+            f"{folder}: made from another task, other texts or another tokenizer ({changed}). Give this run another "
             f"name=, or remove {folder.parent}."
         )
     card = read_card(folder / TRAIN)

@@ -1,4 +1,4 @@
-"""Parse the names of a command: a task, and a model as it is or as a baseline; without torch.
+"""Parse the task and the models that a command names, where a model may be a baseline; without torch.
 
 A baseline is a prefix of the model's name, `frozen:runs/mine`, and goes through the same code as everything else: the
 encoder keeps its weights and a linear head learns on its states, or the weights are drawn again, or both.

@@ -202,10 +202,10 @@ def _id(entry: Mapping[str, Any], lines: dict[str, int], file: Path, number: int
     if isinstance(name, int) and not isinstance(name, bool):
         name = str(name)
     if not isinstance(name, str) or not name:
-        raise DataError(f"{file}: line {number} has no _id. Give it one, as text.")
+        raise DataError(f"{file}: line {number} lacks an _id. Give it one, as text.")
     if name in lines:
         raise DataError(
-            f"{file}: line {number}: the _id {shorten(name, 40)} is that of line {lines[name]} too. Give one another."
+            f"{file}: line {number}: the _id {shorten(name, 40)} is on line {lines[name]} too. Give one another."
         )
     return name
 
@@ -213,7 +213,7 @@ def _id(entry: Mapping[str, Any], lines: dict[str, int], file: Path, number: int
 def _text(entry: Mapping[str, Any], file: Path, number: int) -> str:
     text = entry.get("text")
     if not isinstance(text, str):
-        raise DataError(f"{file}: line {number} has no text. Give it one; it may be empty.")
+        raise DataError(f"{file}: line {number} lacks a text. Give it one; it may be empty.")
     return text
 
 

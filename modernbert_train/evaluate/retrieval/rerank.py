@@ -60,7 +60,7 @@ def read_candidates(file: Path, documents: Collection[str], queries: Collection[
             raise DataError(f"{where}: {shorten(document, 40)} is there twice for {shorten(query, 40)}. Remove one.")
         found[query][document] = score
     if not found:
-        raise DataError(f"{file}: has no query that {name} judges. Give the run of this set and split.")
+        raise DataError(f"{file}: lacks every query that {name} judges. Give the run of this set and split.")
     return found
 
 

@@ -84,7 +84,7 @@ def _packed(encoder: Any) -> Callable[[Texts], object]:
 
 
 def _padded(model: str) -> Callable[[Texts], object]:
-    """Transformers' own way: batches of neighbours, padded to the longest, in the precision that `packed` has."""
+    """Return a forward pass by transformers: batches of neighbours padded to the longest, in `packed`'s precision."""
     import torch
     from transformers import AutoModel
 

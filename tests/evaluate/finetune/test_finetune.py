@@ -85,7 +85,7 @@ def test_a_task_is_learned_measured_and_served(
     for name in ("train", "dev"):
         write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
     second = finetune(task, folder, tmp_path / "second")
-    assert "classifier there is of other classes, drawn anew" in capsys.readouterr().out
+    assert "classifier there has other classes and is drawn again" in capsys.readouterr().out
     assert second["figures"]["dev"]["pearson"] > 0.9
     assert longest < second["training"]["row_tokens"] and second["counts"]["train"]["truncated"] == 0
     from_export = finetune(task, folder / "hf", tmp_path / "third")

@@ -114,14 +114,14 @@ def test_a_second_call_finds_the_shards_and_another_task_is_refused(tmp_path: Pa
     with pytest.raises(ConfigError, match="max_tokens: 32 there, 16 now"):
         prepare(task_of(tmp_path), tokenizer, 16, folder)
     write(tmp_path, [("aki", "down"), ("kelo", "up")], [("aki", "up"), ("kelo", "down")])
-    with pytest.raises(ConfigError, match="made of another task, other texts"):
+    with pytest.raises(ConfigError, match="made from another task, other texts"):
         prepare(task_of(tmp_path), tokenizer, 32, folder)
 
 
 @pytest.mark.parametrize(
     ("train", "dev", "keys", "message"),
     [
-        ([("a", "up"), ("b", "up")], [("a", "up")], {}, "all 2 texts are of one class .up., so there is nothing"),
+        ([("a", "up"), ("b", "up")], [("a", "up")], {}, "all 2 texts are of one class .up., so"),
         ([("a", "up"), ("b", "nan")], [("a", "up")], {}, "line 3: label is 'nan', and not a class"),
         ([("a", "1"), ("b", "nan")], [("a", "1")], {"kind": "regression"}, "line 3: 'nan' is no score"),
         ([("a", "1"), ("b", "2")], [("a", "inf")], {"kind": "regression"}, "line 2: 'inf' is no score"),

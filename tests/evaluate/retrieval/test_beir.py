@@ -53,7 +53,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no id": (append("corpus.jsonl", '{"text": "a"}\n'), "corpus.jsonl: line 3: no column '_id' among"),
     "no text": (append("corpus.jsonl", '{"_id": "d3"}\n'), "corpus.jsonl: line 3: no column 'text' among"),
     "title": (append("corpus.jsonl", '{"_id": "d3", "text": "", "title": 3}\n'), "line 3: title is no text"),
-    "document twice": (append("corpus.jsonl", '{"_id": "d1", "text": ""}\n'), "3: the _id d1 is that of line 1 too"),
+    "document twice": (append("corpus.jsonl", '{"_id": "d1", "text": ""}\n'), "3: the _id d1 is on line 1 too"),
     "unknown document": (append("qrels/test.tsv", "q1\td9\t1\n"), "test.tsv: line 3: d9 is not in corpus.jsonl; of 2"),
     "unknown query": (append("qrels/test.tsv", "q9\td1\t1\n"), "test.tsv: line 3: q9 is not in queries.jsonl"),
     "score": (append("qrels/test.tsv", "q1\td2\tyes\n"), "line 3: the score 'yes' is no whole number"),
