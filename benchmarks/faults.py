@@ -658,7 +658,7 @@ FAULTS = (
         "return (1 - fast_E) * inverse_E / config.rope_factor + fast_E * inverse_E",
         "return fast_E * inverse_E / config.rope_factor + (1 - fast_E) * inverse_E",
         "a Llama 3: its positions are stretched where they should not be",
-        ("tests/models/test_llama.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "gemma-scale",
@@ -666,7 +666,7 @@ FAULTS = (
         "(1.0 + self.scale_bias.float())",
         "self.scale_bias.float()",
         "a Gemma: its norms scale by one more than their parameter",
-        ("tests/models/test_llama.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "deberta-pairs",
@@ -682,7 +682,7 @@ FAULTS = (
         "part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)",
         "part.unflatten(-1, (2, -1)).flatten(-2)",
         "a NeoBERT: positions turn the two halves of a head and not its neighbouring numbers",
-        ("tests/models/test_neobert.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "untied-in-silence",
@@ -1028,7 +1028,7 @@ FAULTS = (
         "(config.num_heads, 3, config.head_size)",
         "(3, config.num_heads, config.head_size)",
         "a NeoBERT: query, key and value of its file change places",
-        ("tests/models/test_neobert.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "deberta-scale",
@@ -1197,7 +1197,7 @@ FAULTS = (
         "share_S[sequence_T]",
         "share_S[0]",
         "an ESM-2: a protein is scaled by the masks of the first one in its rows",
-        ("tests/models/test_esm.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "record-twice",

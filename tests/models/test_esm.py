@@ -1,28 +1,25 @@
-"""ESM-2, held against transformers' EsmForMaskedLM, both ways.
+"""ESM-2 in transformers' files; test_parity.py compares what it computes.
 
 If this breaks, a model of proteins that is read, or one that is published, computes something else than it did.
 """
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
-from benchmarks.batches import lay_out
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import build_model
 from modernbert_train.weights.formats import esm, format_of, read_folder
 from modernbert_train.weights.formats.config_json import read_object
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.support.encoders import ESM, VOCABULARY, build
+from tests.support.encoders import ESM, VOCABULARY, build, twin_of
 
 CONFIGS = {"token dropout": ESM, "plain": replace(ESM, token_dropout=False, rope_theta=500.0)}
 EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -35,38 +32,6 @@ RELEASED = {  # config.json of facebook/esm2_t6_8M_UR50D
     "num_attention_heads": 20, "num_hidden_layers": 6, "pad_token_id": 1, "position_embedding_type": "rotary",
     "token_dropout": True, "torch_dtype": "float32", "use_cache": True, "vocab_list": None, "vocab_size": 33,
 }  # fmt: skip
-
-
-def twin_of(model: Any) -> Any:
-    """transformers' model of our config.json, with our weights; it alone has a head for contacts."""
-    raw = esm.describe(model.config, "all", ("model",), 96, VOCABULARY)
-    twin = transformers.EsmForMaskedLM(transformers.EsmConfig(**raw))
-    missing = twin.load_state_dict(to_hf(esm, dict(model.state_dict()), model.config), strict=False)
-    contacts = ["esm.contact_head.regression.weight", "esm.contact_head.regression.bias"]
-    buffer = "esm.rotary_embeddings.inv_freq"
-    assert sorted(missing.missing_keys) == sorted([*contacts, buffer, "lm_head.decoder.weight"])
-    assert not missing.unexpected_keys
-    return twin.eval()
-
-
-@EACH
-def test_logits_and_gradients_equal_transformers(config: Any) -> None:
-    """Masks differ between the sequences of one buffer here, and each sequence is alone there."""
-    model = build(config)
-    twin = twin_of(model)
-    ids_T = torch.randint(5, 160, (76,), generator=torch.Generator().manual_seed(0))
-    ids_T[[3, 4, 20, 50]] = VOCABULARY.mask_id
-    weight_TV = torch.randn(76, 160, generator=torch.Generator().manual_seed(1))
-    logits_TV = model.logits(model.encode(lay_out(ids_T, BOUNDARIES)), torch.arange(76))
-    theirs_TV = torch.cat([twin(ids_T[None, a:b]).logits[0] for a, b in itertools.pairwise(BOUNDARIES)])
-    torch.testing.assert_close(theirs_TV, logits_TV, atol=1e-5, rtol=1e-5)
-    for logits in (logits_TV, theirs_TV):
-        (logits * weight_TV).sum().backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    gradients["decoder.weight"] = gradients["model.embeddings.tok_embeddings.weight"]
-    for name, gradient in to_hf(esm, gradients, config).items():  # type: ignore[arg-type]
-        expected = twin.get_parameter(name).grad
-        torch.testing.assert_close(gradient, expected, atol=1e-5 * max(1.0, float(expected.abs().max())), rtol=1e-4)
 
 
 @EACH

@@ -1,11 +1,10 @@
-"""Encoders and decoders of Llama's and Gemma's shape, held against transformers' classes, both ways.
+"""Encoders and decoders of Llama's and Gemma's shape in transformers' files; test_parity.py compares what they compute.
 
 If this breaks, a decoder that is read, or an encoder that is published, computes something else than it did.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,42 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
-from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.config.schema import GemmaConfig, LlamaConfig, MaskedLmConfig
+from modernbert_train.config.schema import LlamaConfig, MaskedLmConfig
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
 from modernbert_train.plan import parameters as planned
 from modernbert_train.weights.formats import export_format, gemma, llama, read_folder
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.support.encoders import LLAMA, VOCABULARY, build
+from tests.support.encoders import LLAMA, LLAMAS, VOCABULARY, build, twin_of
 
-STRETCHED = replace(LLAMA, rope_scaling="llama3", rope_factor=8.0, rope_original_tokens=32)
-YARN = replace(LLAMA, rope_scaling="yarn", rope_factor=4.0, rope_original_tokens=24)
-GEMMA = GemmaConfig(
-    vocab_size=160, hidden_size=48, num_layers=4, num_heads=4, key_value_heads=2, head_width=16, intermediate_size=56,
-    init_std=0.2, rope_theta=1000.0, local_rope_theta=100.0, local_attention=8, global_every=3,
-)  # fmt: skip
-CONFIGS = {
-    "llama": LLAMA,
-    "untied": replace(LLAMA, tied=False, key_value_heads=None),
-    "qwen3": replace(LLAMA, qk_norm=True, head_width=16),
-    "qwen2": replace(LLAMA, qkv_bias=True),
-    "llama3": STRETCHED,
-    "linear": replace(LLAMA, rope_scaling="linear", rope_factor=4.0),
-    "yarn": YARN,
-    "yarn, with a factor of attention": replace(YARN, rope_attention_factor=0.8, rope_beta_fast=3.0, head_width=16),
-    "qwen3, yarn": replace(YARN, qk_norm=True),
-    "gemma": GEMMA,
-    "gemma, linear": replace(GEMMA, rope_scaling="linear", rope_factor=4.0),
-    "gemma, yarn in all layers": replace(
-        GEMMA, rope_scaling="yarn", rope_factor=4.0, rope_original_tokens=24, local_rope_scaled=True
-    ),
-}
-EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+EACH = pytest.mark.parametrize("config", LLAMAS.values(), ids=LLAMAS)
 BOUNDARIES = (0, 45, 70, 76)
 
 
@@ -56,44 +31,11 @@ def described(config: LlamaConfig, order: Any = "all") -> dict[str, Any]:
     return export_format(config, order).describe(config, order, ("model",), 96, VOCABULARY)
 
 
-def twin_of(model: Any, order: Any) -> Any:
-    """Transformers' model, of what we write."""
-    raw = described(model.config, order)
-    kind = getattr(transformers, raw["architectures"][0])
-    twin = kind(kind.config_class(**raw))
-    missing = twin.load_state_dict(
-        to_hf(export_format(model.config, order), dict(model.state_dict()), model.config), strict=False
-    )
-    assert missing.missing_keys == (["lm_head.weight"] if model.config.tied else []) and not missing.unexpected_keys
-    return twin.eval()
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize("order", ["all", "causal"])
-@EACH
-def test_logits_and_gradients_equal_transformers(config: LlamaConfig, order: Any) -> None:
-    """Sequences in one packed buffer here, one by one there."""
-    model = build(config)
-    twin = twin_of(model, order)
-    ids_T = torch.randint(5, 160, (76,), generator=torch.Generator().manual_seed(0))  # no [PAD]
-    weight_TV = torch.randn(76, 160, generator=torch.Generator().manual_seed(1))
-    logits_TV = model.logits(model.encode(lay_out(ids_T, BOUNDARIES, order=order)), torch.arange(76))
-    theirs_TV = torch.cat([twin(ids_T[None, a:b]).logits[0] for a, b in itertools.pairwise(BOUNDARIES)])
-    torch.testing.assert_close(theirs_TV, logits_TV, atol=1e-5, rtol=1e-5)
-    for logits in (logits_TV, theirs_TV):
-        (logits * weight_TV).sum().backward()
-    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
-    grads |= {"decoder.weight": grads["model.embeddings.tok_embeddings.weight"]} if config.tied else {}
-    for name, grad in to_hf(export_format(config, order), grads, config).items():  # type: ignore[arg-type]
-        expected: Tensor = twin.get_parameter(name).grad
-        torch.testing.assert_close(grad, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
-
-
 @pytest.mark.runs
 @pytest.mark.parametrize("order", ["all", "causal"])
 @EACH
 def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, config: LlamaConfig, order: Any) -> None:
-    twin_of(build(config), order).save_pretrained(tmp_path)
+    twin_of(build(config), order=order).save_pretrained(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     found, hub = read_folder(tmp_path), export_format(config, order)
     assert (replace(found.model, init_cutoff=config.init_cutoff), found.max_tokens, found.order) == (config, 96, order)
@@ -106,7 +48,7 @@ def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, c
         assert torch.equal(from_hf(hub, body, config, "file")["decoder.weight"], weights["decoder.weight"])
 
 
-@pytest.mark.parametrize("config", [LLAMA, CONFIGS["untied"]], ids=["tied", "untied"])
+@pytest.mark.parametrize("config", [LLAMA, LLAMAS["untied"]], ids=["tied", "untied"])
 def test_the_loss_in_chunks_is_that_of_logits(config: LlamaConfig) -> None:
     """A decoder without a bias, tied or not."""
     grads = []
@@ -144,7 +86,7 @@ def masked(tokens: int) -> Any:
 )
 def test_what_this_encoder_cannot_compute_is_named(change: dict[str, Any], message: str) -> None:
     """Windows, experts and other positions would be left out in silence."""
-    raw = json.loads(json.dumps(described(CONFIGS["qwen3"], "causal"))) | change
+    raw = json.loads(json.dumps(described(LLAMAS["qwen3"], "causal"))) | change
     with pytest.raises(DataError, match=message):
         llama.read(raw, "config.json")
 
@@ -195,7 +137,7 @@ def test_the_configs_of_released_models_are_read() -> None:
     ],
 )
 def test_what_a_gemma_cannot_compute_is_named(change: dict[str, Any], message: str) -> None:
-    raw = json.loads(json.dumps(described(GEMMA, "causal"))) | change
+    raw = json.loads(json.dumps(described(LLAMAS["gemma"], "causal"))) | change
     with pytest.raises(DataError, match=message):
         gemma.read(raw, "config.json")
 

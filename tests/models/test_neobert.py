@@ -1,21 +1,17 @@
-"""NeoBERT, held against what its paper and released files say, written a second time; and read and written bit by bit.
+"""NeoBERT's files read and written bit by bit; test_parity.py compares what it computes with its paper, written out.
 
 If this breaks, the released model computes something else here, or an export computes something else in its own code.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from benchmarks.batches import lay_out
-from modernbert_train.batch import Batch
 from modernbert_train.config.schema import NeoBertConfig
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model, shapes_of
@@ -24,8 +20,7 @@ from modernbert_train.plan import parameters as planned
 from modernbert_train.weights.formats import format_of, neobert
 from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.support.encoders import NEOBERT, VOCABULARY, build, ids, objective_of
-from tests.support.neobert import NeoBERTConfig, NeoBERTLMHead
+from tests.support.encoders import NEOBERT, VOCABULARY, build, objective_of, twin_of
 
 BOUNDARIES = (0, 45, 70, 76)
 # config.json of chandar-lab/NeoBERT
@@ -46,35 +41,6 @@ RELEASED: dict[str, Any] = {
     "num_hidden_layers": 28, "pad_token_id": 0, "pretrained_model_name_or_path": "google-bert/bert-base-uncased",
     "torch_dtype": "float32", "transformers_version": "4.48.2", "trust_remote_code": True, "vocab_size": 30522,
 }  # fmt: skip
-
-
-def twin_of(model: Any) -> Any:
-    raw = neobert.describe(model.config, "all", ("model",), 96, VOCABULARY)
-    twin = NeoBERTLMHead(NeoBERTConfig(**raw))
-    twin.load_state_dict(to_hf(neobert, dict(model.state_dict()), model.config), strict=True)
-    return twin.eval()
-
-
-def test_states_logits_and_gradients_are_the_published_ones() -> None:
-    """Sequences in one packed buffer here, one by one there."""
-    model = build(NEOBERT)
-    twin = twin_of(model)
-    ids_T, labels = ids(BOUNDARIES[-1]), ids(25, seed=9)
-    positions = torch.arange(0, 75, 3)
-    packed = lay_out(ids_T, [*BOUNDARIES])
-    hidden_TD = model.encode(packed)
-    states = [twin.states(ids_T[a:b]) for a, b in itertools.pairwise(BOUNDARIES)]
-    torch.testing.assert_close(hidden_TD, torch.cat(states), atol=1e-5, rtol=1e-5)
-    theirs_TV = torch.cat([twin(ids_T[None, a:b]).logits[0] for a, b in itertools.pairwise(BOUNDARIES)])
-    torch.testing.assert_close(model.logits(hidden_TD, torch.arange(76)), theirs_TV, atol=1e-5, rtol=1e-5)
-
-    model(Batch(packed, {"positions_M": positions, "labels_M": labels}, {"mlm": 25})).losses["mlm"].backward()
-    torch.nn.functional.cross_entropy(theirs_TV[positions], labels, reduction="sum").backward()
-    ours = {name: parameter.grad for name, parameter in model.named_parameters()}
-    for name, gradient in to_hf(neobert, ours, model.config).items():  # type: ignore[arg-type]
-        expected: Tensor = twin.get_parameter(name).grad
-        assert expected.abs().max() > 1e-3, name
-        torch.testing.assert_close(gradient, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-4)
 
 
 def test_the_released_model_is_read_and_written_bit_by_bit() -> None:

@@ -1,13 +1,13 @@
 """Encoders against transformers' with the same weights: users load exactly the model that was trained here.
 
-Rows of packed sequences here, a padded batch there. XLNet and DeBERTa have separate files for their two streams and
-their distances.
+Rows of packed sequences here, a padded batch or single sequences there. test_xlnet.py has XLNet's two streams.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,10 +16,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.batches import all_logits, lay_out, mean_loss
+from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models.pairs import PairHead
+from modernbert_train.weights.formats import export_format
+from modernbert_train.weights.formats.tensors import to_hf
 from tests.support.attention import WAYS
-from tests.support.encoders import ALBERT, BERT, MODERNBERT, PAD, ROBERTA, assert_same_gradients, build, fill, twin_of
+from tests.support.encoders import (
+    ALBERT,
+    BERT,
+    DEBERTA,
+    DEBERTA_NARROW,
+    DEBERTA_V1,
+    ESM,
+    LLAMAS,
+    MODERNBERT,
+    NEOBERT,
+    PAD,
+    ROBERTA,
+    VOCABULARY,
+    assert_same_gradients,
+    build,
+    fill,
+    ids,
+    twin_of,
+)  # fmt: skip
 
 Make = Callable[..., Any]
 LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads
@@ -82,6 +103,47 @@ def test_packed_rows_equal_transformers_sequence_by_sequence(name: str, sequence
     loss.backward()
     ours = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     assert_same_gradients(ours, config, twin)
+
+
+BOUNDARIES = (0, 45, 70, 76)  # of sequences, the first of which is longer than the farthest distance of a DeBERTa
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-11}
+BY_ONE: dict[str, tuple[ModelConfig, Order, torch.dtype]] = {
+    **{
+        f"{name}, {order}": (each, order, torch.float32) for name, each in LLAMAS.items() for order in ("all", "causal")
+    },
+    "esm": (ESM, "all", torch.float32),
+    "esm, plain": (replace(ESM, token_dropout=False, rope_theta=500.0), "all", torch.float32),
+    "neobert": (NEOBERT, "all", torch.float32),
+    "deberta": (DEBERTA, "all", torch.float32),
+    "deberta in fp64": (DEBERTA, "all", torch.float64),
+    "deberta, narrow, in fp64": (DEBERTA_NARROW, "all", torch.float64),
+    "deberta v1, whose norms are in fp32 there": (DEBERTA_V1, "all", torch.float32),
+}
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(("config", "order", "dtype"), BY_ONE.values(), ids=BY_ONE)
+def test_sequences_of_a_buffer_equal_transformers_one_by_one(
+    config: ModelConfig, order: Order, dtype: torch.dtype
+) -> None:
+    """Logits, and the gradient of every weight. Masks differ between the sequences, whose share an ESM scales by."""
+    model = build(config).to(dtype)
+    twin, ids_T = twin_of(model, order=order).to(dtype), ids(BOUNDARIES[-1])
+    ids_T[[3, 4, 20, 50]] = VOCABULARY.mask_id
+    weight_TV = torch.randn(len(ids_T), 160, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    hidden_TD = model.encode(lay_out(ids_T, [*BOUNDARIES, BOUNDARIES[-1]], order=order))
+    logits_TV = model.logits(hidden_TD, torch.arange(len(ids_T)))
+    theirs_TV = torch.cat([twin(ids_T[None, start:end]).logits[0] for start, end in pairwise(BOUNDARIES)])
+    near = TOLERANCE[dtype]
+    torch.testing.assert_close(logits_TV, theirs_TV, atol=near, rtol=near)
+    for logits in (logits_TV, theirs_TV):
+        (logits * weight_TV).sum().backward()
+    grads = {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
+    for name, grad in to_hf(export_format(config, order), grads, config).items():  # type: ignore[arg-type]
+        expected = twin.get_parameter(name).grad
+        assert expected is not None, name
+        largest = max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(grad, expected, atol=2 * near * largest, rtol=100 * near, msg=name)
 
 
 @pytest.mark.runs

@@ -18,6 +18,7 @@ from modernbert_train.config.schema import (
     DebertaConfig,
     DistilBertConfig,
     EsmConfig,
+    GemmaConfig,
     LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
@@ -32,6 +33,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import export_format
 from modernbert_train.weights.formats.tensors import places_of, to_hf
+from tests.support import neobert
 
 PAD = 1
 VOCABULARY = Vocabulary(160, cls_id=2, sep_id=3, pad_id=PAD, mask_id=4, ordinary=np.arange(5, 160), sha256="")
@@ -65,6 +67,30 @@ LLAMA = LlamaConfig(
     vocab_size=160, hidden_size=48, num_layers=3, num_heads=4, key_value_heads=2, intermediate_size=56, init_std=0.2,
     rope_theta=1000.0,
 )  # fmt: skip
+
+STRETCHED = replace(LLAMA, rope_scaling="llama3", rope_factor=8.0, rope_original_tokens=32)
+YARN = replace(LLAMA, rope_scaling="yarn", rope_factor=4.0, rope_original_tokens=24)
+GEMMA = GemmaConfig(
+    vocab_size=160, hidden_size=48, num_layers=4, num_heads=4, key_value_heads=2, head_width=16, intermediate_size=56,
+    init_std=0.2, rope_theta=1000.0, local_rope_theta=100.0, local_attention=8, global_every=3,
+)  # fmt: skip
+# of Llama's and Gemma's shape
+LLAMAS = {
+    "llama": LLAMA,
+    "untied": replace(LLAMA, tied=False, key_value_heads=None),
+    "qwen3": replace(LLAMA, qk_norm=True, head_width=16),
+    "qwen2": replace(LLAMA, qkv_bias=True),
+    "llama3": STRETCHED,
+    "linear": replace(LLAMA, rope_scaling="linear", rope_factor=4.0),
+    "yarn": YARN,
+    "yarn, with a factor of attention": replace(YARN, rope_attention_factor=0.8, rope_beta_fast=3.0, head_width=16),
+    "qwen3, yarn": replace(YARN, qk_norm=True),
+    "gemma": GEMMA,
+    "gemma, linear": replace(GEMMA, rope_scaling="linear", rope_factor=4.0),
+    "gemma, yarn in all layers": replace(
+        GEMMA, rope_scaling="yarn", rope_factor=4.0, rope_original_tokens=24, local_rope_scaled=True
+    ),
+}
 
 NEOBERT = NeoBertConfig(
     vocab_size=160, hidden_size=48, num_layers=3, num_heads=4, intermediate_size=56, init_cutoff=0.4
@@ -130,25 +156,27 @@ def ids(size: int, seed: int = 5) -> Tensor:
     return torch.randint(5, 160, (size,), generator=torch.Generator().manual_seed(seed))
 
 
-def empty_twin(config: Any, *heads: str, order: Order = "all", positions: int = 64) -> Any:
+def empty_twin(config: Any, *heads: str, order: Order = "all", positions: int = 96) -> Any:
     """transformers' model of our config.json."""
     hub = export_format(config, order, {"model", *heads})
     positions = config.max_positions or positions
     settings = hub.describe(config, order, {"model", *heads}, positions, VOCABULARY)
-    kind = getattr(transformers, settings["architectures"][0])
+    name = settings["architectures"][0]
+    kind = getattr(neobert if name == "NeoBERTLMHead" else transformers, name)
     return kind(kind.config_class(**settings, attn_implementation="eager"))
 
 
 def twin_of(model: Any, pair_head: nn.Module | None = None, order: Order = "all") -> Any:
     """The same with the weights of a model of ours, under our names of them."""
-    heads, weights = ["head", "decoder"], dict(model.state_dict())
+    weights = dict(model.state_dict())
     if pair_head is not None:
-        heads.append("pair_head")
         weights |= {f"pair_head.{name}": tensor for name, tensor in pair_head.state_dict().items()}
+    heads = {name.partition(".")[0] for name in weights}
     twin = empty_twin(model.config, *heads, order=order)
     hub = export_format(model.config, order, {"model", *heads})
     missing, unexpected = twin.load_state_dict(to_hf(hub, weights, model.config), strict=False)
-    assert all(name.endswith(("decoder.weight", "decoder.bias", "lm_loss.weight")) for name in missing), missing
+    tied, unused = ("decoder.weight", "decoder.bias", "lm_loss.weight", "lm_head.weight"), ("contact_head", "inv_freq")
+    assert all(name.endswith(tied) or any(part in name for part in unused) for name in missing), missing
     assert not unexpected
     twin.tie_weights()
     return twin.eval()

@@ -10,8 +10,8 @@ import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
-from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.weights.formats import albert, export_format
+from modernbert_train.errors import DataError
+from modernbert_train.weights.formats import albert
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from modernbert_train.weights.hf_folder import load_weights
 from tests.weights.formats.models import ALBERT, SAID, UNSAID, assert_equal, describe, weights_of, write
@@ -66,11 +66,6 @@ def test_import_config_reads_an_albert_and_sees_what_it_shares(
         model = yaml.safe_load(out.out)["model"]
         assert model["sharing"] == (config.sharing if way in SAID else "none")
         assert "weights.init_from: the folder lacks model.safetensors" in out.err
-
-
-def test_in_causal_order_there_is_nothing_to_export_to() -> None:
-    with pytest.raises(ConfigError, match=r"model\.name=albert: transformers has no such model .* in order causal"):
-        export_format(ALBERT, "causal")
 
 
 @pytest.mark.runs

@@ -35,25 +35,6 @@ RELEASED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def theirs(config: DebertaConfig) -> tuple[Any, Any]:
-    if config.version == "v1":
-        return transformers.DebertaForMaskedLM, transformers.DebertaConfig
-    return transformers.DebertaV2ForMaskedLM, transformers.DebertaV2Config
-
-
-@BOTH
-def test_what_transformers_saves_comes_back_from_us_bit_by_bit(tmp_path: Path, config: DebertaConfig) -> None:
-    """Import and export of transformers' model, and its config.json after another save."""
-    model, settings = theirs(config)
-    model(settings(**describe(config))).save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    for raw in (json.loads((tmp_path / "config.json").read_text()), describe(config)):
-        assert deberta.read(raw, "config.json")[:4] == (config, 40, "all", False)
-    weights = from_hf(deberta, stored, config, "file")
-    assert_equal(to_hf(deberta, weights, config), stored)
-    build_model(config, MaskedLmConfig()).load_state_dict(weights, strict=True)
-
-
 @torch.no_grad()
 def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path) -> None:
     """With legacy=False, as `save_pretrained` stores it; otherwise transformers draws a new head."""
@@ -72,11 +53,10 @@ def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path)
 
 @pytest.mark.runs
 @BOTH
-def test_there_and_back_keeps_every_bit(config: DebertaConfig) -> None:
-    """Also with the names of released files, whose head is named differently and which have unused positions."""
+def test_the_names_of_released_files_are_read(config: DebertaConfig) -> None:
+    """Their head is named differently, and they have unused positions."""
     weights = weights_of(config)
     there = to_hf(deberta, weights, config)
-    assert_equal(from_hf(deberta, there, config, "file"), weights)
     released = {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 32)}
     for name, tensor in there.items():
         name = name.replace("cls.predictions.transform.", "lm_predictions.lm_head.")

@@ -34,12 +34,10 @@ def test_a_config_is_read_as_it_was_written(order: Order, activation: Any) -> No
         assert xlnet.read(raw, "file")[:3] == (config, 40, order)
 
 
-def test_there_and_back_keeps_every_bit() -> None:
+def test_a_copy_of_the_embedding_is_read_as_the_tied_decoder() -> None:
     weights = weights_of(XLNET)
     there = to_hf(xlnet, weights, XLNET)
-    assert there["transformer.mask_emb"].shape == (1, 1, 32)
-    assert there["transformer.layer.0.rel_attn.q"].shape == (32, 4, 8) and "lm_loss.weight" not in there
-    assert_equal(from_hf(xlnet, there, XLNET, "file"), weights)
+    assert "lm_loss.weight" not in there
     copied = there | {"lm_loss.weight": there["transformer.word_embedding.weight"]}
     assert_equal(from_hf(xlnet, copied, XLNET, "file"), weights)
 
