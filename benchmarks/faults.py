@@ -158,7 +158,7 @@ FAULTS = (
         "np.array(chunk, dtype=np.int64), -age",
         "np.array(chunk, dtype=np.int64), 0",
         "an exact resumption: chunks that wait for a row start to wait again",
-        ("tests/data/test_packing.py", "tests/data/test_planner.py"),
+        ("tests/data/test_packing.py", "tests/data/test_mixture.py"),
     ),
     Fault(
         "mixture-debt",

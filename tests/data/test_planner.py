@@ -59,25 +59,6 @@ def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
     return [chunk for plan in plans for row in plan.rows for chunk in row]
 
 
-@pytest.mark.runs
-@settings(max_examples=50, deadline=None)
-@given(Shards, st.sampled_from([(64,), (32, 64), (64, 16), (32, 64, 64), (64, 256, 64)]), st.data())
-def test_stopping_anywhere_leaves_the_same_plans(
-    shards: list[list[int]], row_tokens: tuple[int, ...], data: st.DataObject
-) -> None:
-    config = run(*row_tokens)
-    whole = list(planner(config, shards))
-    stop = data.draw(st.integers(0, len(whole)))
-    first = planner(config, shards)
-    begun = [next(first) for _ in range(stop)]
-    state = json.loads(json.dumps(first.state_dict()))
-    second = planner(config, shards)
-    next(second)  # a state replaces any earlier position
-    second.load_state_dict(state)
-    assert second.state_dict() == first.state_dict()
-    assert begun + list(second) == whole
-
-
 def test_an_epoch_is_packed_in_the_order_of_its_chunks() -> None:
     """The planner draws exactly the shuffle's chunks, block after block, epoch after epoch."""
     draw = np.random.default_rng(5)

@@ -8,13 +8,11 @@ import shutil
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.support import forked
-from tests.support.make_shards import make_documents, make_shards
 from tests.support.paths import ROOT
 from tests.support.runs import TRAIN, finish, interrupt_after, records
 from tests.support.tiny_run import TinyRun
@@ -106,41 +104,6 @@ def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp
     assert code == 0, output
     assert len(list((tmp_path / "runs").glob("tiny.until-*"))) == 1  # nothing was deleted
     assert records(folder)[0]["step"] == 1
-
-
-@pytest.mark.runs
-@pytest.mark.timeout(120)
-def test_a_run_never_resumes_over_other_data(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
-    """Other shards under the same name would silently repeat or skip text."""
-    data = tmp_path / "data"
-    shutil.copytree(tiny_data, data)
-    words = tiny_run(
-        "checkpoint.interval_steps=2",
-        *(f"data.{name}={data / name}" for name in ("train", "validation", "tokenizer")),
-    )
-    assert interrupt_after(words, tmp_path / "runs/tiny", 3, signal.SIGKILL, checkpoints=1) == -signal.SIGKILL
-    shutil.rmtree(data / "train")
-    lengths = list(np.full(60, 30))
-    make_shards(data / "train", make_documents(data / "tokenizer", lengths, seed=99), data / "tokenizer")
-    code, output = finish(words)
-    assert code == 65, output
-    assert "trained on other data" in output and "error:" in output and "Traceback" not in output
-
-
-@pytest.mark.runs
-@pytest.mark.timeout(120)
-def test_a_damaged_shard_ends_the_run_with_its_name(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
-    """A flipped bit in a shard must end the run with the data's exit code, from a worker process too."""
-    data = tmp_path / "data"
-    shutil.copytree(tiny_data, data)
-    shard = sorted((data / "train").glob("shard.*"))[0]
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
-    words = tiny_run(*(f"data.{name}={data / name}" for name in ("train", "validation", "tokenizer")))
-    code, output = finish([*words, "data.num_workers=1"])
-    assert code == 65, output
-    assert shard.name in output and "is damaged" in output
 
 
 @pytest.mark.runs
