@@ -135,7 +135,7 @@ def test_sequences_of_a_buffer_equal_transformers_one_by_one(
     logits_TV = model.logits(hidden_TD, torch.arange(len(ids_T)))
     theirs_TV = torch.cat([twin(ids_T[None, start:end]).logits[0] for start, end in pairwise(BOUNDARIES)])
     near = TOLERANCE[dtype]
-    torch.testing.assert_close(logits_TV, theirs_TV, atol=near, rtol=near)
+    torch.testing.assert_close(logits_TV, theirs_TV, atol=2 * near, rtol=near)
     for logits in (logits_TV, theirs_TV):
         (logits * weight_TV).sum().backward()
     grads = {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
