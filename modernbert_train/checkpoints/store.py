@@ -1,6 +1,6 @@
 """Access one run's folder in any store that fsspec supports, by its URL.
 
-    URL/RUN/step-00000012/    the files of a checkpoint; MANIFEST.json is written last, and makes it one
+    URL/RUN/step-00000012/    the files of a checkpoint; MANIFEST.json is written last and makes it valid
     URL/RUN/record/           the run's small files, as they were with the newest checkpoint
     URL/RUN/superseded/       checkpoints that `checkpoints restore` has set aside
 

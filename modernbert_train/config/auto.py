@@ -67,7 +67,7 @@ def filled(config: RunConfig, found: Mapping[str, Any]) -> RunConfig:
 
 
 def recorded(config: RunConfig, last: RunConfig) -> RunConfig:
-    """Return the run with its open keys as last trained; keys that were open then had plain values."""
+    """Return the run with its open keys as last trained; those that were open then too get their plain values."""
     return filled(config, kept(config, last))
 
 

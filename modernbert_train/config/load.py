@@ -138,7 +138,7 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
 
 
 def _sound_part(filling: _Filling, errors: Sequence[str]) -> tuple[Any, frozenset[str]]:
-    """Return `rest` and `sections` of WrongKeys."""
+    """Return the configuration without its wrong keys, if it can be resolved: `rest` and `sections` of WrongKeys."""
     found = [re.match(r"\w+(\.[\w-]+)*", error) for error in errors]
     keys = [tuple(key[0].split(".")) for key in found if key is not None and key[0].split(".")[0] in filling.root]
     if len(keys) < len(errors) or list(filling.resolve()):

@@ -268,7 +268,7 @@ def orthogonalize(x_BMN: Tensor, iterations: int) -> Tensor:
 
 @lru_cache
 def share_out(costs: tuple[int, ...], owners: int) -> tuple[int, ...]:
-    """Assign an owner to each with balanced loads: the costliest first, each to the owner with the lowest load."""
+    """Return the owner of each weight: the costliest first, each to the owner with the lowest load so far."""
     loads, result = [0] * owners, [0] * len(costs)
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
         result[index] = min(range(owners), key=loads.__getitem__)

@@ -68,7 +68,7 @@ class PlannedPhase:
 
     @cached_property
     def fill(self) -> float:
-        """Share of its rows that is not padding."""
+        """Share of the tokens in the rows that are not padding."""
         places = sum(part.steps * part.rows for part in self.ranges) * self.config.row_tokens
         return self.tokens / places if places else self.text.fill
 

@@ -145,7 +145,7 @@ class Work:
         return self.traffic.kernels * sum(encoder.num_layers for encoder in self.encoders)
 
     def products(self, tokens: int) -> list[tuple[Matrix, float]]:
-        """Return the matrices, with the positions of this many tokens that each is multiplied with."""
+        """Return each matrix with the number of positions, of so many tokens, that it is multiplied with."""
         uses = self.objective.uses_of_heads(self.sequence_tokens)
         encoded = self.objective.encoded_tokens(self.sequence_tokens)
         matrices = census(self.model, self.objective).matrices

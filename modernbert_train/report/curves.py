@@ -243,7 +243,7 @@ class Following:
         return self._read_faults() or changed, more
 
     def finish(self) -> None:
-        """Add the last line without its newline: it is complete, or counts as unreadable."""
+        """Read a last line that lacks its newline; it counts as unreadable if it is cut short."""
         if (line := self._tail.unfinished()).strip():
             _add_line(self._own, line)
 

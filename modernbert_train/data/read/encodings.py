@@ -59,7 +59,7 @@ _ZEROS = 0.4  # share of zero bytes at every second position above which text wi
 
 
 def guess(raw: bytes) -> str | None:
-    """Return the guess of `auto`: utf-8, utf-16-le, utf-16-be, cp1252; None if unsure."""
+    """Return the encoding that `auto` takes: utf-8, utf-16-le, utf-16-be or cp1252; None if unsure."""
     if (marked := _UTF_16.get(raw[:2])) is not None:
         return marked
     counts = np.bincount(np.frombuffer(raw, np.uint8), minlength=256)
