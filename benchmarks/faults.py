@@ -387,11 +387,11 @@ FAULTS = (
     ),
     Fault(
         "code-hash-order",
-        "modernbert_train/distributed/same_run.py",
+        "modernbert_train/distributed/agreement.py",
         'sorted(PACKAGE.rglob("*.py"))',
         'list(PACKAGE.rglob("*.py"))',
         "the start of a run on machines whose file systems list folders in another order",
-        ("tests/distributed/test_same_run.py",),
+        ("tests/distributed/test_agreement.py",),
     ),
     Fault(
         "last-rank-listens",

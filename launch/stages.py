@@ -21,7 +21,7 @@ from modernbert_train.checkpoints.manifest import newest_step
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.core.installed import CHECKOUT, PACKAGE
-from modernbert_train.distributed.many import start
+from modernbert_train.distributed.run_jobs import start
 from modernbert_train.errors import RunError, StoppedEarly
 from modernbert_train.report.listing import read_run_state
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from launch.topology import usable_gpus
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.sweep import SweepConfig
-from modernbert_train.distributed.many import environments
+from modernbert_train.distributed.run_jobs import environments
 from modernbert_train.errors import ConfigError
 
 # variables that would make launch/run.py take a trial for a part of the sweep's job

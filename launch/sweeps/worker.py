@@ -37,7 +37,7 @@ from modernbert_train.config.check import check
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.data.check import check_data
 from modernbert_train.distributed.gpus import count_gpus
-from modernbert_train.distributed.many import Job, last_words, run_all
+from modernbert_train.distributed.run_jobs import Job, last_words, run_all
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 
 LAUNCH = (sys.executable, str(Path(__file__).resolve().parents[1] / "run.py"))

@@ -37,7 +37,7 @@ from modernbert_train.core.files import errors_to, os_errors_as, sync, warn
 from modernbert_train.core.read_json import as_type
 from modernbert_train.distributed.group import gather_from_all, num_ranks, on_rank_zero, this_rank
 from modernbert_train.distributed.heartbeat import GRACE_SECONDS
-from modernbert_train.distributed.mailbox import Mailbox
+from modernbert_train.distributed.rank_messages import Mailbox
 from modernbert_train.errors import RunError, StorageError, UnstableRun
 
 PATIENCE = 1800.0  # seconds without progress of a disk: a parallel file system changes servers in 5 to 15 minutes

@@ -58,7 +58,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     named = named_checkpoint(options.run)
     config = read_run(options.run)
     if named is None and config.weights.shrink_from is not None and not RunFolder(config).has_checkpoints():
-        from modernbert_train.evaluate.shrunk import describe_shrinking
+        from modernbert_train.evaluate.shrink_eval import describe_shrinking
 
         print(describe_shrinking(config))
         return

@@ -46,7 +46,7 @@ def predicted_answers(
     """Yield the predicted answer of each question.
 
     Args:
-        texts: lines of `texts_beside.read_texts`.
+        texts: lines of `label_sidecar.read_texts`.
         logits_T2: start and end logits of each token of each window, [CLS] first and [SEP] last.
         objective: the settings of the prediction, such as the longest answer.
     """

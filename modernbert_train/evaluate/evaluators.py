@@ -49,7 +49,7 @@ EVALUATORS: Rows[type[EvaluatorConfig], type[Evaluator]] = Rows(
     {
         ProbeConfig: "modernbert_train.evaluate.probe:Probe",
         ScoresConfig: "modernbert_train.evaluate.scores:Scores",
-        OtherTextConfig: "modernbert_train.evaluate.other_text:OtherText",
+        OtherTextConfig: "modernbert_train.evaluate.heldout_stream:OtherText",
     },
 )
 

@@ -29,6 +29,7 @@ from modernbert_train.data.facts import DataFacts, read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
+from modernbert_train.distributed.agreement import require_agreement
 from modernbert_train.distributed.bf16 import cpu_gain_line
 from modernbert_train.distributed.compute import Compute, keep_freed_memory, release_freed_memory, use_threads
 from modernbert_train.distributed.fail_together import is_own, show, tell_others
@@ -42,7 +43,6 @@ from modernbert_train.distributed.group import (
     this_rank,
 )
 from modernbert_train.distributed.read_per_node import read_once_per_node
-from modernbert_train.distributed.same_run import require_agreement
 from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.distributed.transport import warn_of_slow_network
 from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError

@@ -30,8 +30,8 @@ from modernbert_train.data.dataset_card import TOKEN_COUNTS
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import differences, known_since
 from modernbert_train.data.loader import PackedLoader
+from modernbert_train.distributed.agreement import code_hash
 from modernbert_train.distributed.group import num_ranks, ranks_per_node
-from modernbert_train.distributed.same_run import code_hash
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.build import shapes_of
 from modernbert_train.models.init import initialize

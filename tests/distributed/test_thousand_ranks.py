@@ -10,7 +10,7 @@ for each other forever. The communication is not:
   buckets and their order are DDP's, the overlap with the backward pass is not seen.
 - No NCCL, no network, no watchdog, no time: `plan` estimates how long a collective of a thousand ranks takes.
 - A checkpoint's copies are taken and its rows shared out; test_saver_ranks.py has ranks write one together.
-- Ranks of other machines, other data or other code: test_same_run.py.
+- Ranks of other machines, other data or other code: test_agreement.py.
 """
 
 from __future__ import annotations

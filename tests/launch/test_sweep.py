@@ -22,7 +22,7 @@ from launch.sweeps.space import make_space
 from launch.sweeps.store import REASON, Store
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import differences
-from modernbert_train.distributed import many
+from modernbert_train.distributed import run_jobs
 from modernbert_train.errors import ConfigError, StorageError
 from tests.launch.fake_run import STEPS, loss
 from tests.support.sweeps import log, run_fake, spec
@@ -33,7 +33,7 @@ from tests.support.tiny_run import TinyRun
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake runs take a tenth of a second, so they are polled proportionally often."""
     for name in ("_POLL_SECONDS", "_LOOK_SECONDS"):
-        monkeypatch.setattr(many, name, 0.02)
+        monkeypatch.setattr(run_jobs, name, 0.02)
 
 
 @pytest.mark.runs

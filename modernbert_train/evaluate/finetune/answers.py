@@ -27,7 +27,7 @@ from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example,
 from modernbert_train.evaluate.finetune.kinds import Kind
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
 from modernbert_train.evaluate.finetune.tokens import Reader
-from modernbert_train.evaluate.texts_beside import read_texts
+from modernbert_train.evaluate.label_sidecar import read_texts
 
 SQUAD = ".json"
 _NONE, _UNKNOWN = -1, -2  # for character offsets: no answer; an answer that is not at answer_start

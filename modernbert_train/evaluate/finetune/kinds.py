@@ -25,7 +25,7 @@ from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
 from modernbert_train.evaluate.finetune.tokens import Reader
 
 KEYS = "text_columns, label_column and id_column"  # that name columns, for messages
-Texts = list[dict[str, Any]]  # lines of `texts_beside.read_texts`
+Texts = list[dict[str, Any]]  # lines of `label_sidecar.read_texts`
 
 
 class Kind(Protocol):

@@ -27,8 +27,8 @@ from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.shards import Prepared
 from modernbert_train.evaluate.heldout import HeldOutTexts
+from modernbert_train.evaluate.label_sidecar import read_texts
 from modernbert_train.evaluate.scores import Scores
-from modernbert_train.evaluate.texts_beside import read_texts
 from modernbert_train.models.build import build_model
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.source import source_of

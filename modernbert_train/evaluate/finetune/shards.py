@@ -30,7 +30,7 @@ from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.numbers import Labels
 from modernbert_train.evaluate.finetune.read import files_of, read_splits
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader
-from modernbert_train.evaluate.texts_beside import file_of_texts
+from modernbert_train.evaluate.label_sidecar import file_of_texts
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 ABOUT, TOKENIZER = "task.json", "tokenizer"

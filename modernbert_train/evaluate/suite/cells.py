@@ -25,7 +25,7 @@ from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.core.text import duration, file_name, plural
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.gpus import count_gpus
-from modernbert_train.distributed.many import Job, environments, last_words, newest_line, run_all
+from modernbert_train.distributed.run_jobs import Job, environments, last_words, newest_line, run_all
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.task import named_model, newest_checkpoint

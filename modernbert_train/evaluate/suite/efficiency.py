@@ -29,7 +29,7 @@ from modernbert_train.core.files import write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import file_name, markdown_table, markdown_text, plural
 from modernbert_train.distributed.bf16 import takes_bf16
-from modernbert_train.distributed.many import Job, last_words, run_all
+from modernbert_train.distributed.run_jobs import Job, last_words, run_all
 from modernbert_train.evaluate.suite.cells import LOGS, Failure, Failures
 
 KINDS, WAYS = ("fixed", "variable"), ("packed", "padded")

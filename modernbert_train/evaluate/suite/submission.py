@@ -23,7 +23,7 @@ from modernbert_train.config.tools.suite import SubmitConfig
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import parse_json, read_json
 from modernbert_train.core.text import file_name
-from modernbert_train.distributed.many import Job, last_words, run_all
+from modernbert_train.distributed.run_jobs import Job, last_words, run_all
 from modernbert_train.errors import StorageError, exit_code_of
 from modernbert_train.evaluate.finetune.task import read_task
 from modernbert_train.evaluate.suite.cells import LOGS, Cell, Failure, Failures

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.distributed.many import environments
+from modernbert_train.distributed.run_jobs import environments
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import as_trained, label_of, labels_of, named_model, read_task, run_name
 from modernbert_train.evaluate.suite.cells import LOGS

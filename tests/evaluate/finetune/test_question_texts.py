@@ -19,7 +19,7 @@ from modernbert_train.evaluate.finetune.kinds import kind_of, task_problems
 from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import read_task
-from modernbert_train.evaluate.texts_beside import read_texts
+from modernbert_train.evaluate.label_sidecar import read_texts
 from tests.support.labelled import PLAIN, write_tsv
 from tests.support.labelled_texts import decoded, documents
 

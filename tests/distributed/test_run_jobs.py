@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.distributed.many import Job, last_words, run_all
+from modernbert_train.distributed.run_jobs import Job, last_words, run_all
 
 pytestmark = pytest.mark.runs
 SAVES = "import os, signal, time; signal.signal(15, lambda *_: os._exit(75)); print('up', flush=True); time.sleep(60)"
@@ -56,7 +56,7 @@ def test_an_error_of_ours_ends_all_others_first(tmp_path: Path) -> None:
 OWNER = """
 import os, sys
 from pathlib import Path
-from modernbert_train.distributed.many import Job, run_all
+from modernbert_train.distributed.run_jobs import Job, run_all
 code = "import os; print(os.getpid(), flush=True); " + sys.argv[2]
 jobs = [Job(str(n), [sys.executable, "-S", "-c", code], Path(sys.argv[1], str(n))) for n in range(3)]
 sys.exit(33 if run_all(iter(jobs), [dict(os.environ)] * 2, lambda job, code: print(job.name, code, flush=True)) else 0)

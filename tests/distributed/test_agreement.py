@@ -11,7 +11,7 @@ import pytest
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import flat
-from modernbert_train.distributed.same_run import code_hash, disagreement, identity
+from modernbert_train.distributed.agreement import code_hash, disagreement, identity
 from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
 from tests.support.unwatched_ranks import ranks_environment
