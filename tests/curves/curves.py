@@ -1,7 +1,8 @@
-"""Recorded curves: tokens, loss and gradient norm of every step of small runs, kept as text in this folder.
+"""Recorded curves: tokens, loss and gradient norm of every step of small runs, kept in recorded.txt.
 
-A change that should not change training must leave them unchanged, to the last bit on the platform that recorded
-them. After an intended change they are recorded again, and its commit shows old and new: see record.py.
+Each optimizer and masking has curves on one and two ranks; each encoder has one with each objective. A change that
+should not change training must leave them unchanged, to the last bit on the platform that recorded them. After an
+intended change they are recorded again, and its commit shows old and new: see record.py.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import torch
 from modernbert_train.__main__ import main
 from tests.support.forked import CONTEXT, outputs, print_to
 from tests.support.gloo import run_ranks
+from tests.support.matrix import PAIRS, system
 from tests.support.ranks import train_each
 from tests.support.tiny_run import TINY_YAML, make_tiny_data
 
-FOLDER = Path(__file__).parent / "recorded"
+FILE = Path(__file__).with_name("recorded.txt")
 COLUMNS = ("step", "phase", "tokens", "loss", "grad_norm")
 # elsewhere products and sums may be rounded otherwise; 15 steps let that grow to some 1e-5
 TOLERANCE = 2e-4
@@ -44,6 +46,11 @@ COMMON = (
     *("phases.short.schedule.decay_tokens=1500", "checkpoint.keep=1", "optim.weight_decay=1e-3"),
     *("phases.short.microbatch_tokens=128", "phases.long.microbatch_tokens=128"),
 )
+SYSTEMS = [*PAIRS, ("modernbert", "sparse"), ("modernbert", "tlm")]
+SHORT = ("phases.long=null", "phases.short.tokens=2000", "phases.short.schedule.decay_tokens=1000", "checkpoint.keep=1")
+# off, since it draws other numbers on other processors; the other encoders have none
+DROPOUT = {"modernbert": "attention_out_dropout"}
+DROPOUT |= dict.fromkeys(("bert", "distilbert", "albert", "xlnet", "deberta"), "dropout")
 
 
 @dataclass(frozen=True)
@@ -52,11 +59,13 @@ class Curve:
 
     Attributes:
         words: overrides of the tiny run.
+        system: its encoder and objective, see tests/support/matrix.py; None: those of the tiny run.
         ranks: processes that train it.
         anywhere: it means the same on every platform; dropout draws other numbers on other processors.
     """
 
     words: tuple[str, ...]
+    system: tuple[str, str] | None = None
     ranks: int = 1
     anywhere: bool = True
 
@@ -68,8 +77,13 @@ def _curves() -> dict[str, Curve]:
             words = (*of_optimizer, f"objective.masking={masking}", *COMMON)
             curves[f"{optimizer}-{masking}-1-rank"] = Curve(words)
             for strategy in ("ddp", "fsdp2"):
-                curves[f"{optimizer}-{masking}-2-{strategy}"] = Curve((*words, f"distributed.strategy={strategy}"), 2)
+                curves[f"{optimizer}-{masking}-2-{strategy}"] = Curve(
+                    (*words, f"distributed.strategy={strategy}"), ranks=2
+                )
     curves["dropout-1-rank"] = Curve(("model.attention_out_dropout=0.1", *COMMON), anywhere=False)
+    for encoder, objective in SYSTEMS:
+        words = (*SHORT, f"model.{DROPOUT[encoder]}=0.0") if encoder in DROPOUT else SHORT
+        curves[f"{encoder}-{objective}"] = Curve(words, (encoder, objective))
     return curves
 
 
@@ -129,11 +143,16 @@ def train(names: Sequence[str], folder: Path, data: Path | None = None, faults: 
         faults: of FAULTS; FAULTY is also trained with each of them planted, under the fault's name.
     """
     data = data or make_tiny_data(folder / "data")
-    file = folder / "curves.yaml"
-    file.write_text(TINY_YAML.format(runs=folder / "runs", data=data), encoding="utf-8")
-    words = {name: [str(file), *CURVES[name].words, f"name={name}"] for name in names}
+
+    def words_of(curve: Curve, name: str) -> list[str]:
+        file = folder / f"{name}.yaml"
+        file.write_text(TINY_YAML.format(runs=folder / "runs", data=data), encoding="utf-8")
+        words = [str(file), *curve.words, f"name={name}"]
+        return words if curve.system is None else system(words, *curve.system)
+
+    words = {name: words_of(CURVES[name], name) for name in names}
     alone = [(words[name], None) for name in names if CURVES[name].ranks == 1]
-    alone += [([str(file), *CURVES[FAULTY].words, f"name={fault}"], fault) for fault in faults]
+    alone += [(words_of(CURVES[FAULTY], fault), fault) for fault in faults]
     if alone:
         with ProcessPoolExecutor(1, CONTEXT, initializer=print_to, initargs=outputs()) as pool:
             pool.submit(_train_alone, alone).result()
@@ -142,6 +161,18 @@ def train(names: Sequence[str], folder: Path, data: Path | None = None, faults: 
         run_ranks(_train_together, 2, together, timeout_seconds=280)
     head = f"# platform: {platform_text()}\n# data: {data_text(data)}\n"
     return {name: head + _curve_of(folder / "runs" / name) for name in (*names, *faults)}
+
+
+def read_recorded(file: Path = FILE) -> dict[str, str]:
+    """Return the recorded curves by name."""
+    parts = file.read_text(encoding="utf-8").split("== ")[1:]
+    return dict(part.split("\n", 1) for part in parts)
+
+
+def write_recorded(curves: Mapping[str, str], file: Path = FILE) -> None:
+    """Replace the recorded curves; one that CURVES lost is left out."""
+    text = "".join(f"== {name}\n{curves[name]}" for name in CURVES if name in curves)
+    file.write_text(text, encoding="utf-8")
 
 
 def _train_alone(runs: list[tuple[list[str], str | None]]) -> None:
@@ -180,6 +211,15 @@ class Recorded:
         rows = [tuple(line.split(" ")) for line in lines if not line.startswith("#")]
         assert rows[0] == COLUMNS, f"columns are {rows[0]}"
         return cls(head, tuple(rows[1:]))
+
+
+def moved(name: str, old: str, new: str) -> str:
+    """Return a row of a table: the steps that differ, the loss of the last one before and after."""
+    lines, before, after = differences(old, new), Recorded.parse(old).rows, Recorded.parse(new).rows
+    losses = [float(rows[-1][COLUMNS.index("loss")]) for rows in (before, after)]
+    return (
+        f"| {name} | {len(lines)} of {len(before)} | {losses[0]:.9g} | {losses[1]:.9g} | {losses[1] - losses[0]:+.2g} |"
+    )
 
 
 def differences(old: str, new: str) -> list[str]:

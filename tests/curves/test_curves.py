@@ -12,16 +12,26 @@ from pathlib import Path
 import pytest
 
 from tests.curves import record
-from tests.curves.curves import CURVES, FAULTS, FAULTY, FOLDER, differences, platform_text, train
+from tests.curves.curves import (
+    CURVES,
+    FAULTS,
+    FAULTY,
+    differences,
+    platform_text,
+    read_recorded,
+    train,
+    write_recorded,
+)
+from tests.support.matrix import ENCODERS
 
-ONE = [name for name, curve in CURVES.items() if curve.ranks == 1]
+ONE = [name for name, curve in CURVES.items() if curve.ranks == 1 and curve.system is None]
 TWO = [name for name, curve in CURVES.items() if curve.ranks == 2]
-# each optimizer, each kind of masking and each strategy is in one of these; all of them are slow
-FEW_OF_ONE = [FAULTY, "stable_adamw-reference-1-rank", "dropout-1-rank"]
+# these take seconds; the others are slow
+FEW_OF_ONE = [FAULTY, "stable_adamw-reference-1-rank", "dropout-1-rank", "bert-rtd", "modernbert-sparse"]
 
 
 def recorded(name: str) -> str:
-    return (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    return read_recorded()[name]
 
 
 def assert_unchanged(found: dict[str, str]) -> None:
@@ -57,6 +67,15 @@ def test_every_curve_of_one_process_is_as_recorded_and_a_changed_constant_is_not
 
 @pytest.mark.slow
 @pytest.mark.timeout(290)
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_every_encoder_trains_by_every_objective_as_recorded(encoder: str, tiny_data: Path, tmp_path: Path) -> None:
+    """The same YAML and seed give the losses of the last release."""
+    names = [name for name, curve in CURVES.items() if curve.system is not None and curve.system[0] == encoder]
+    assert_unchanged(train(names, tmp_path, tiny_data))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(290)
 def test_two_ranks_train_as_recorded_under_ddp_and_fsdp2(tiny_data: Path, tmp_path: Path) -> None:
     assert_unchanged(train(TWO, tmp_path, tiny_data))
 
@@ -83,12 +102,15 @@ def test_the_command_shows_both_and_writes_only_on_request(
     old = recorded(FAULTY)
     last = old.split()[-1]
     new = old.replace(last, repr(float(last) + 1))
-    (tmp_path / f"{FAULTY}.txt").write_text(old, encoding="utf-8")
-    monkeypatch.setattr(record, "FOLDER", tmp_path)
+    file = tmp_path / "recorded.txt"
+    write_recorded({FAULTY: old}, file)
+    monkeypatch.setattr(record, "read_recorded", lambda: read_recorded(file))
+    monkeypatch.setattr(record, "write_recorded", lambda curves: write_recorded(curves, file))
     monkeypatch.setattr(record, "train", lambda names, folder: dict.fromkeys(names, new))
     for words, after in (([FAULTY], old), ([FAULTY, "--write"], new)):
         monkeypatch.setattr("sys.argv", ["record", *words])
         record.main()
         said = capsys.readouterr().out
         assert last in said and repr(float(last) + 1) in said and "1 of 1 curves differ" in said
-        assert (tmp_path / f"{FAULTY}.txt").read_text(encoding="utf-8") == after
+        assert f"| {FAULTY} | 1 of {len(old.splitlines()) - 3} | " in said
+        assert read_recorded(file) == {FAULTY: after}

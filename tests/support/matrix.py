@@ -1,4 +1,4 @@
-"""Every encoder with every objective."""
+"""Tiny runs of every encoder with every objective."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ ENCODERS: dict[str, dict[str, Any]] = {
 # objectives that compare texts, on shards of pairs; the second with a vector for each token
 COMPARING = {"contrastive": {}, "late": {"pooling": "late", "token_vectors": 16}}
 OBJECTIVES = ("mlm", "causal", "sop", "permutation", "rtd", "distill", *COMPARING)
+# all that read shards of pairs, the ones that only tests/curves trains included
+ON_PAIRS: dict[str, dict[str, Any]] = {name: {"name": "contrastive"} | keys for name, keys in COMPARING.items()}
+ON_PAIRS |= {"sparse": {"name": "contrastive", "pooling": "sparse"}, "tlm": {"name": "tlm"}}
 PAIRS = [(encoder, objective) for encoder in ENCODERS for objective in OBJECTIVES]
 PAIRS.remove(("neobert", "rtd"))  # NeoBERT's decoder is not tied to the embedding, as a generator's is
 
@@ -38,9 +41,9 @@ def system(words: list[str], encoder: str, objective: str) -> list[str]:
     """The tiny run with another encoder and objective, and the pairs or the teacher that this needs."""
     file = Path(words[0])
     run = yaml.safe_load(file.read_text())
-    run["model"], run["objective"] = {"name": encoder} | ENCODERS[encoder], {"name": objective}
-    if objective in COMPARING:
-        run["objective"] = {"name": "contrastive"} | COMPARING[objective]
+    run["model"] = {"name": encoder} | ENCODERS[encoder]
+    run["objective"] = dict(ON_PAIRS.get(objective, {"name": objective}))
+    if objective in ON_PAIRS:
         pairs = make_pairs(Path(run["data"]["tokenizer"]), file.parent / "pairs")
         run["data"] |= {"train": str(pairs / "train"), "validation": str(pairs / "validation")}
     if objective == "distill":
