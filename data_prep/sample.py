@@ -22,7 +22,7 @@ from data_prep.make_tokenizer import adapt_tokenizer, encode_documents, train_to
 from data_prep.packed_text import text_in_packed
 from data_prep.read.documents import Document, columns_of, read_span, take_text
 from data_prep.read.html import MARKUP
-from modernbert_train.config.tools.prepare import FIELDS, PrepareConfig, SourceConfig
+from modernbert_train.config.tools.prepare import FIELDS, GLOBS, PrepareConfig, SourceConfig
 from modernbert_train.core.files import PACKED, ending
 from modernbert_train.core.own_files import special_kind
 from modernbert_train.data.read.encodings import AUTO, guess
@@ -195,7 +195,7 @@ def look_at_text(paths: Sequence[str]) -> TextSample:
 
 _READ = (
     "Name files or folders of text: plain files such as .txt or .md, one document each, or .jsonl, .parquet and .csv "
-    "with a column of text."
+    "with a column of text; or FASTA."
 )
 
 
@@ -288,6 +288,8 @@ def _files_of(config: SourceConfig) -> _Files:
 def _kind(file: Path) -> str | None:
     """Return the kind of a file by its name; None: text or unknown."""
     end = ending(file)
+    if any(file.match(pattern) for pattern in GLOBS["fasta"]):
+        return "fasta"
     return None if end in (".tsv", ".mds") else TABLES.get(end)  # .tsv: with quotes or without? .mds: perhaps of ids
 
 

@@ -186,6 +186,12 @@ def _pretrain(options: argparse.Namespace) -> int:
     print(f"looking at {' '.join(options.text)} ...", flush=True)
     sample = look_at_text(options.text)
     _refuse_damaged(sample, options.text)
+    if options.tokenizer is None and any(source.kind == "fasta" for source in sample.sources.values()):
+        raise ConfigError(
+            f"{' '.join(options.text)}: FASTA, whose letters are the tokens. Make a tokenizer of them, "
+            "`modernbert-train tokenizer letters data/letters --alphabet protein` (or dna), and name it: --tokenizer "
+            "data/letters."
+        )
     print(table(list(_text_rows(sample)), indent=2), flush=True)
     device = device_of(options.gpus)
     if options.gpus and not (device.here or options.dry_run):

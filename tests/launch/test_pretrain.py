@@ -25,6 +25,7 @@ import launch.pretrain
 from data_prep.sample import look_at_text
 from launch.budget import Chooser, Device, Speed, choose
 from launch.stages import Stage, run_stages
+from modernbert_train.__main__ import main
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_run, load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
@@ -85,6 +86,23 @@ def test_a_tokenizer_that_exists_keeps_its_ids(folder: Path, capsys: pytest.Capt
     assert f"vocab_size: {VOCAB_SIZE} # of theirs" in Path("pretrained/texts/run.yaml").read_text(encoding="utf-8")
     missing = pretrain(capsys, "texts", "--size", "tiny", "--tokenizer", "none", "--out", "other", "--dry-run", code=65)
     assert "tokenizer.path=none" in missing
+
+
+@pytest.mark.runs
+def test_fasta_is_read_as_records_and_needs_a_tokenizer_of_letters(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As text, a file of proteins would be one document, and its tokenizer would join letters at random."""
+    draw = random.Random(5)
+    records = (f">p{number}\n{''.join(draw.choices('ACDEFGHIKLMNPQRSTVWY', k=400))}\n" for number in range(300))
+    write(folder, "proteins/a.fasta", "".join(records))
+    refused = pretrain(capsys, "proteins", "--size", "tiny", code=78)
+    assert "proteins: FASTA, whose letters are the tokens. Make a tokenizer of them, `modernbert-train" in refused
+    assert main(["tokenizer", "letters", "letters", "--alphabet", "protein"]) == 0
+    said = pretrain(capsys, "proteins", "--size", "tiny", "--tokenizer", "letters", "--dry-run")
+    assert "about 300 documents" in said and "1.0 bytes a token" in said
+    (source,) = load_typed(PrepareConfig, ["pretrained/proteins/data.yaml"]).sources.values()
+    assert source.kind == "fasta" and load_run(["pretrained/proteins/run.yaml"]).model.vocab_size == 64
 
 
 @pytest.mark.runs
