@@ -7,8 +7,8 @@ fast kernels; sdpa saves more.
 
 If texts are compared, their vectors replace a head; `compared_bytes` follows models/contrastive.py in the same way.
 
-Layers and head are ModernBERT's: for another encoder only the optimizer's memory is known. The head for pairs is left
-out, at most 0.3 % of the layers' memory of ModernBERT-base.
+Layers and head are ModernBERT's and ESM-2's: for others only the optimizer's memory is known. The head for pairs is
+left out, at most 0.3 % of the layers' memory of ModernBERT-base.
 
 Shape legend: T packed tokens, M predicted positions (padded), D model width, F hidden width, H head width, N heads,
 V vocabulary, L layers, P parameters.
@@ -16,11 +16,13 @@ V vocabulary, L layers, P parameters.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from modernbert_train.config.schema import (
     ComputeConfig,
+    EsmConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
@@ -33,6 +35,27 @@ RESERVED_SHARE = 0.08  # share of a GPU's memory: fragmentation of the allocator
 RESERVED_BYTES = 1_500_000_000  # the CUDA context, NCCL, cuBLAS
 COSINES = 1 << 25  # computed at a time, as in models/contrastive.py
 TEXT_TOKENS = 32  # assumed tokens of a compared text: fewer than queries and passages of retrieval have on average
+
+
+class Kept(NamedTuple):
+    """The tensors that layers save, where architectures differ.
+
+    Attributes:
+        eager, compiled: widths F saved by the feed-forward.
+        norm_first: True if a norm precedes the layers; the first layer then has none before attention.
+        rotary_tables: in fp32.
+    """
+
+    eager: int
+    compiled: int
+    norm_first: bool
+    rotary_tables: int
+
+
+KEPT: Mapping[type[ModelConfig], Kept] = {
+    ModernBertConfig: Kept(4, 3, True, 2),
+    EsmConfig: Kept(2, 2, False, 1),  # without a gate
+}
 
 
 class HasMemory(Protocol):
@@ -98,7 +121,7 @@ def usable_bytes(gpu: HasMemory) -> int:
     return int((1 - RESERVED_SHARE) * gpu.memory_bytes) - RESERVED_BYTES
 
 
-def layer_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool) -> int:
+def layer_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool) -> int:
     """Return the bytes per token that one layer saves for its backward pass; c is 2 in bf16 and 4 in fp32.
 
     Attention: the residual 4D and its norm's statistics 8; the norm's output cD; q, k and v as projected 3cD, q and k
@@ -106,48 +129,58 @@ def layer_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool) -> 
     6H. Feed-forward: the residual 4D and statistics 8; the norm's output cD; Wi's output 2cF, its GELU cF and the
     product with the gate cF. Compiled layers recompute cosines and GELU; they also recompute the first residual from
     the second one of the layer before and that layer's last output, which is saved instead, cD. A residual in bf16 is
-    2D if compiled; otherwise its norm saves a copy in fp32.
+    2D if compiled; otherwise its norm saves a copy in fp32. Without a gate: Wi's output cF, GELU cF.
     """
     c, width, hidden = (2 if bf16 else 4), model.hidden_size, model.intermediate_size
-    dropout = width if model.attention_out_dropout > 0 else 0
+    kept = KEPT[type(model)]
+    dropout = width if getattr(model, "attention_out_dropout", 0.0) > 0 else 0
     residual = _residual_bytes(model, compute) if compute.compile else 4 * width
     common = residual + 8 + c * 7 * width + 4 * model.num_heads + dropout + 8 + c * width
     if compute.compile:
-        return common + c * width + c * 3 * hidden
-    return common + residual + c * 4 * hidden + (6 * model.head_size if bf16 else 0)
+        return common + c * width + c * kept.compiled * hidden
+    return common + residual + c * kept.eager * hidden + (6 * model.head_size if bf16 else 0)
 
 
-def _residual_bytes(model: ModernBertConfig, compute: ComputeConfig) -> int:
+def _residual_bytes(model: ModelConfig, compute: ComputeConfig) -> int:
     return (2 if compute.residual_precision == "bf16" else 4) * model.hidden_size
 
 
-def layers_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, tokens: int) -> int:
+def layers_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, tokens: int) -> int:
     """Return the bytes that autograd saves in all layers; with activation checkpointing only their inputs.
 
-    The first layer lacks the norm and the residual addition before attention.
+    With `norm_first` the first layer lacks the norm and the residual addition before attention.
     """
     if compute.activation_checkpointing:
         return model.num_layers * _residual_bytes(model, compute) * tokens
     first = 8 + ((2 if bf16 and compute.compile else 4) * model.hidden_size)
-    return (model.num_layers * layer_bytes(model, compute, bf16) - first) * tokens
+    return (model.num_layers * layer_bytes(model, compute, bf16) - first * KEPT[type(model)].norm_first) * tokens
 
 
-def outside_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, tokens: int, predicted: int) -> int:
+def entry_bytes(model: ModelConfig, bf16: bool) -> int:
+    """Return the bytes per token that are saved before the layers.
+
+    The id, the first norm, and in fp32 the rotary tables.
+    """
+    kept = KEPT[type(model)]
+    norm = (4 * model.hidden_size + 8) * kept.norm_first
+    return 8 + norm + (0 if bf16 else 6 * kept.rotary_tables * model.head_size)
+
+
+def outside_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, tokens: int, predicted: int) -> int:
     """Return the bytes that autograd saves outside the layers.
 
-    Per token: input and statistics of the first norm, the id, and in fp32 the rotary tables. Per predicted position:
-    its place, input and statistics of the last norm, the inputs of the head's product, GELU and norm, statistics, and
-    the gradient of the head's output in fp32. Compiled, the input of the head's norm is recomputed. The loss leaves
-    the decoder's gradient in fp32.
+    Per token: `entry_bytes`. Per predicted position: its place, input and statistics of the last norm, the inputs of
+    the head's product, GELU and norm, statistics, and the gradient of the head's output in fp32. Compiled, the input of
+    the head's norm is recomputed. The loss leaves the decoder's gradient in fp32.
     """
     c, width = (2 if bf16 else 4), model.hidden_size
-    per_token = 4 * width + 8 + 8 + (0 if bf16 else 12 * model.head_size)
+    per_token = entry_bytes(model, bf16)
     norm_input = 0 if compute.compile else 4 * width
     per_prediction = 8 + 4 * width + 8 + 2 * c * width + norm_input + 8 + 4 * width
     return per_token * tokens + per_prediction * predicted + 4 * model.vocab_size * (width + 1)
 
 
-def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool, predicted: int) -> int:
+def head_peak_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, predicted: int) -> int:
     """Return the bytes that the loss needs while it works on a chunk of logits, beyond `outside_bytes`.
 
     The gradient of a chunk's logits cV, and in bf16 also the logits, 4V in fp32 or, compiled, cV; for a small chunk its
@@ -160,12 +193,12 @@ def head_peak_bytes(model: ModernBertConfig, compute: ComputeConfig, bf16: bool,
     return max(logit * chunk, c * (chunk + width)) * model.vocab_size + 2 * width * predicted
 
 
-def vectors_bytes(model: ModernBertConfig, bf16: bool, tokens: int, step_tokens: int, texts: int) -> int:
+def vectors_bytes(model: ModelConfig, bf16: bool, tokens: int, step_tokens: int, texts: int) -> int:
     """Return the bytes saved outside the layers in the second pass, if texts are compared.
 
-    Per token: the inputs and statistics of the first and the last norm, the id, in fp32 the rotary tables, and the
-    input of the mean. The gradient by each vector of the global batch, and a copy of it at the places of all
-    microbatches, which are a third as many as their tokens.
+    Per token: `entry_bytes`, input and statistics of the last norm, and the input of the mean. The gradient by each
+    vector of the global batch, and a copy of it at the places of all microbatches, which are a third as many as their
+    tokens.
 
     Args:
         model, bf16: see `memory`.
@@ -174,7 +207,7 @@ def vectors_bytes(model: ModernBertConfig, bf16: bool, tokens: int, step_tokens:
         texts: texts of the global batch.
     """
     width = model.hidden_size
-    per_token = 2 * (4 * width + 8) + 8 + (0 if bf16 else 12 * model.head_size) + 4 * width
+    per_token = entry_bytes(model, bf16) + 4 * width + 8 + 4 * width
     return per_token * tokens + 4 * width * (texts + step_tokens // 3)
 
 
@@ -242,7 +275,7 @@ def step_numbers(parameters: Parameters, optim: OptimConfig, shards: int) -> int
 
 
 def memory(
-    model: ModernBertConfig,
+    model: ModelConfig,
     compute: ComputeConfig,
     parameters: Parameters,
     *,

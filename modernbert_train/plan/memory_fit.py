@@ -15,12 +15,12 @@ from modernbert_train.config.auto import assigned, microbatch_key, with_settings
 from modernbert_train.config.schema import (
     ContrastiveConfig,
     ModelConfig,
-    ModernBertConfig,
     ObjectiveConfig,
     PhaseConfig,
     RunConfig,
 )
 from modernbert_train.plan.memory import (
+    KEPT,
     TEXT_TOKENS,
     HasMemory,
     Memory,
@@ -34,16 +34,15 @@ from modernbert_train.plan.memory import (
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.teacher import teacher_bytes
 
-COUNTED = (ModernBertConfig,)  # architectures with memory counts
 MAX_TOKENS = 1 << 18  # maximum of an automatic microbatch: launches are hidden by then, and larger ones gain nothing
 GB = 1e9
 
 
 def predicts(config: RunConfig) -> bool:
-    """True if memory is predicted: for ModernBERT's layers, but not with a generator or frozen layers."""
+    """True if memory is predicted: for ModernBERT's and ESM-2's layers, but not with a generator or frozen layers."""
     alone = config.objective.generator_of(config.model) is None
     frozen = any(not now.objective.trains_encoder for now in config.in_phase.values())
-    return type(config.model) in COUNTED and alone and not frozen
+    return type(config.model) in KEPT and alone and not frozen
 
 
 def own_rows(phase: PhaseConfig, ranks: int) -> int:
@@ -75,7 +74,7 @@ def phase_memory(
     own_tokens = own_rows(config.phases[name], ranks) * config.phases[name].row_tokens
     step_texts = -(-config.phases[name].batch_rows * config.phases[name].row_tokens // TEXT_TOKENS)
     found = memory(
-        config.modernbert,
+        config.model,
         config.compute,
         count_parameters(config.model, config.objective, shards=shards),
         optim=config.optim,

@@ -22,8 +22,8 @@ from modernbert_train.plan.teacher import teacher_of
 GB = 1e9
 # printed if memory is not predicted
 MEASURE = (
-    "predicted for ModernBERT only, without a generator. Measure it: start the run under another name (train RUN "
-    "name=trial), stop it with Ctrl-C after some steps, and read peak_memory_bytes in its metrics.jsonl, which its "
+    "predicted for ModernBERT and ESM-2 only, without a generator. Measure it: start the run under another name (train "
+    "RUN name=trial), stop it with Ctrl-C after some steps, and read peak_memory_bytes in its metrics.jsonl, which its "
     "progress lines show in GB."
 )
 SCALES = (8, 16, 32, 64, 128, 256, 512, 1024)
@@ -371,11 +371,11 @@ def _gpus(plan: Plan, shown: Sequence[str], prices: dict[str, float]) -> Section
         f"parameters, took {more}; the slow end adds "
         f"{percent(0)(ERROR - 1)} to that. Prices are assumptions of {PRICE_DATE}; --price NAME=DOLLARS sets yours."
     ]
-    if not plan.knows_memory:
+    if not plan.knows_memory or plan.config.model.name != "modernbert":
         notes.append(
-            f"For {plan.config.model.name} nothing was published: its matrices and "
-            "attention are counted, its elementwise work is assumed to equal ModernBERT's layers. Its memory is not "
-            "predicted."
+            f"For {plan.config.model.name} nothing was published: its matrices and attention are counted, its "
+            "elementwise work is assumed to equal ModernBERT's layers."
+            + ("" if plan.knows_memory else " Its memory is not predicted.")
         )
     if amd := [GPUS[name].label for name in shown if GPUS[name].rocm]:
         notes.append(f"Shares were measured on NVIDIA's GPUs; of {', '.join(amd)} only the datasheet is known.")

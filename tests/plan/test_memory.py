@@ -16,19 +16,35 @@ from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, StableAdamWConfig
+from modernbert_train.config.schema import (
+    ComputeConfig,
+    EsmConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ModernBertConfig,
+    StableAdamWConfig,
+)
 from modernbert_train.models import attention
 from modernbert_train.models.attention import varlen
+from modernbert_train.models.build import build_model
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.gpus import GPUS
-from modernbert_train.plan.memory import Memory, layers_bytes, memory, outside_bytes, sharing_ranks
+from modernbert_train.plan.memory import (
+    Memory,
+    entry_bytes,
+    layers_bytes,
+    memory,
+    outside_bytes,
+    sharing_ranks,
+)
 from modernbert_train.plan.parameters import count_parameters
 from tests.support.gloo import run_ranks
 from tests.support.kept_memory import PLAIN, RECOMPUTED, SMALL, Attend, autocast, kept_bytes, running_total, use_kernel
 from tests.support.plan_batches import make_batch
 
 BASE = ModernBertConfig(attention_out_dropout=0.0)
+SMALL_ESM = EsmConfig(vocab_size=8192, hidden_size=192, num_heads=3, intermediate_size=768)
 
 
 @torch.library.custom_op("plan_test::attend", mutates_args=())
@@ -77,17 +93,18 @@ class NoProducts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def decoded(config: ModernBertConfig) -> int:
+def decoded(config: ModelConfig) -> int:
     """Count the weights whose bf16 copies autograd saves: all matrices but the decoder's."""
     return count_parameters(config).matrices - config.vocab_size * config.hidden_size
 
 
-def norm_on_cpu(config: ModernBertConfig, bf16: bool, predicted: int) -> int:
+def norm_on_cpu(config: ModelConfig, bf16: bool, predicted: int) -> int:
     """Return the bytes that a CPU's autocast saves in the head: its norm is in bf16 there, on a GPU in fp32."""
     return 2 * 2 * config.hidden_size * predicted if bf16 else 0
 
 
 @pytest.mark.runs
+@pytest.mark.parametrize("config", [BASE, EsmConfig(vocab_size=8192)], ids=["modernbert-base", "esm2-150m"])
 @pytest.mark.parametrize(
     ("bf16", "checkpointing"),
     [
@@ -97,42 +114,46 @@ def norm_on_cpu(config: ModernBertConfig, bf16: bool, predicted: int) -> int:
         pytest.param(False, False, id="fp32-kept", marks=pytest.mark.slow),
     ],
 )
-def test_base_with_98304_tokens_keeps_the_predicted_bytes(
-    monkeypatch: pytest.MonkeyPatch, bf16: bool, checkpointing: bool
+def test_98304_tokens_keep_the_predicted_bytes(
+    monkeypatch: pytest.MonkeyPatch, config: ModelConfig, bf16: bool, checkpointing: bool
 ) -> None:
-    """At the published size, with the kernel of GPUs: fake tensors have shapes and storages, but use no memory."""
+    """At published sizes, with the kernel of GPUs: fake tensors have shapes and storages, but use no memory."""
     monkeypatch.setattr(attention, "choose_kernel", lambda *_, **__: varlen)
-    config, compute = BASE, ComputeConfig(activation_checkpointing=checkpointing)
+    compute = ComputeConfig(activation_checkpointing=checkpointing)
     tokens, predicted = 96 * 1024, 29_528
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = ModernBertForMaskedLM(config, compute).train()
+        model = build_model(config, MaskedLmConfig(), compute).train()
         found = saved(model, make_batch([1024] * 96, predicted), bf16)
     told = layers_bytes(config, compute, bf16, tokens) + outside_bytes(config, compute, bf16, tokens, predicted)
     if checkpointing:  # copies of the layers' weights are freed with the other tensors
         weights = config.hidden_size**2
-        told -= 0 if bf16 else 12 * config.head_size * tokens  # rotary tables, an argument in this case
+        told -= (
+            entry_bytes(config, bf16) - entry_bytes(config, True)
+        ) * tokens  # rotary tables, an argument in this case
     else:
         weights = decoded(config)
     assert told + 2 * weights * bf16 - norm_on_cpu(config, bf16, predicted) == pytest.approx(found, rel=0.002)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("residual", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("config", "residual"), [(SMALL, "fp32"), (SMALL, "bf16"), (SMALL_ESM, "fp32")], ids=["fp32", "bf16", "esm"]
+)
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
 def test_compiled_layers_keep_the_predicted_bytes(
-    monkeypatch: pytest.MonkeyPatch, residual: Any, checkpointing: bool
+    monkeypatch: pytest.MonkeyPatch, config: ModelConfig, residual: Any, checkpointing: bool
 ) -> None:
     """torch.compile decides which tensors to save before it generates code, always by the same function."""
     use_kernel(monkeypatch, lambda q, k, v, layout, window: _attend(q, k, v)[0])
-    config = replace(SMALL, num_layers=4)
+    config = replace(config, num_layers=4)
     compute = ComputeConfig(residual_precision=residual, compile=True, activation_checkpointing=checkpointing)
-    model = ModernBertForMaskedLM(config, compute).train()
+    model = build_model(config, MaskedLmConfig(), compute).train()
     backend = "aot_eager_decomp_partition"
     model.compile_layers(backend=backend)
     batch = make_batch([128, 128], 78)
     found = saved(model, batch, True)
     told = layers_bytes(config, compute, True, 256) + outside_bytes(config, compute, True, 256, 78)
-    if residual == "fp32" and not checkpointing:
+    if residual == "fp32" and not checkpointing and config.name == "modernbert":
         told += 3 * (4 - 2) * config.hidden_size * 256  # on a CPU it saves the sum in fp32, not the bf16 summand
     weights = config.hidden_size**2 if checkpointing else decoded(config)
     assert told + 2 * weights - norm_on_cpu(config, True, 78) == pytest.approx(found, rel=0.02)

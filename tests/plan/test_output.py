@@ -160,7 +160,9 @@ def test_another_encoder_is_planned_without_memory(
     total = {"sop": "110,106,428", "rtd": "119,386,427"}.get(objective, "109,514,298")
     assert found["model"] == [f"{total} parameters"] and "cheapest" not in found
     (memory,) = found["memory"]
-    assert memory.startswith("predicted for ModernBERT only, without a generator. Measure it: start the run under")
+    assert memory.startswith(
+        "predicted for ModernBERT and ESM-2 only, without a generator. Measure it: start the run under"
+    )
     assert "12 layers of width 768, all of them global." in out
     assert ("the encoder reads 1.1" in out) is (objective == "permutation")
     titles = [paragraph.split("\n")[0] for paragraph in out.split("\n\n")[1:]]
