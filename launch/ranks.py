@@ -1,8 +1,8 @@
 """Start this machine's ranks with torch's elastic agent, watch over them, and report how they ended.
 
 The agent meets the other machines, starts the processes and ends them together. This module adds: signals are
-forwarded as requests to save, frozen processes are found and killed, machines exchange how their ranks ended
-(launcher_sync.py), and the first of all errors is printed last and gives the exit code.
+forwarded as requests to save, frozen processes are killed and machines exchange how their ranks ended (rank_watch.py),
+and the first of all errors is printed last and gives the exit code.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,22 +25,17 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from launch.health import refuse_sick_gpus
-from launch.launcher_sync import STOPPED, STUCK_SECONDS, LauncherSync, exit_code, how_it_ended, ranks_in
-from launch.rendezvous import LINGER_SECONDS, Leaving, rendezvous, warn_unanswered
+from launch.rank_watch import NO_SIGN_OF_LIFE, STOPPED, RankWatch, how_it_ended, rank_processes
+from launch.rendezvous import Leaving, rendezvous
 from launch.topology import Topology
-from modernbert_train.core.read_json import read_json
 from modernbert_train.core.torch_internals import exit_barrier
 from modernbert_train.distributed import scratch
 from modernbert_train.distributed.fail_together import entry_text
-from modernbert_train.distributed.heartbeat import silence_limit
 from modernbert_train.distributed.launched import BEATS_FOLDER, STORE, note_blamed
 from modernbert_train.distributed.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
 from modernbert_train.errors import HangError, RunError, StartAgain, StoppedEarly
 from modernbert_train.plan.resolve import HANDED_OVER
 
-ANSWER_SECONDS = 6.0  # once all ranks have ended, a launcher needs less, unless the store does not answer
-FROZEN_MARGIN_SECONDS = 5.0  # other ranks, if any are left, find a frozen one first; only then the launcher does
-NO_SIGN_OF_LIFE = "gave no sign of life and was killed: it was frozen, or cut off from the others"
 ONE_REQUEST_SECONDS = 1.0  # signals this close are one request, sent to several processes or by several senders
 
 
@@ -107,10 +100,10 @@ def _start_once(
         os.environ[BEATS_FOLDER] = str(beats)
         # torch's agent would have NCCL aborted when a process ends, which can hang where the others do not abort too
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
-        frozen = FrozenRanks(beats, silence_limit(timeout_seconds), timeout_seconds, topology)
+        watch = RankWatch(beats, timeout_seconds, topology, lambda: signals.first is not None)
         try:
             with rendezvous(topology, run_id, rendezvous_seconds, signals.leaving) as meeting:
-                frozen.holds_store = meeting.holds_store
+                watch.holds_store = meeting.holds_store
                 os.environ[STORE] = str(meeting.place["rdzv_endpoint"])
                 if meeting.interface is not None:
                     os.environ.setdefault("GLOO_SOCKET_IFNAME", meeting.interface)
@@ -125,54 +118,53 @@ def _start_once(
                     signals_to_handle="SIGQUIT",  # of the others, the agent would not let the ranks finish
                     **meeting.place,  # type: ignore[arg-type]
                 )
-                sync = LauncherSync(meeting.store, beats, topology.ranks_per_node, lambda: signals.first is not None)
+                watch.connect(meeting.store)
                 command = elastic_launch(config, sys.executable)
-                code, message = _run(command, arguments, sync, frozen, signals, on_gpus)
+                code, message = _run(command, arguments, watch, signals, on_gpus)
         except (RendezvousError, TimeoutError) as error:
             code, message = RunError.exit_code, _lost_meeting(topology, error)
         finally:
             signals.over = True
-            frozen.stop()
+            watch.stop()
     return code, message, signals.first is not None
 
 
 def _run(
     command: elastic_launch,
     arguments: list[str],
-    sync: LauncherSync,
-    frozen: FrozenRanks,
+    watch: RankWatch,
     signals: _Signals,
     on_gpus: bool,
 ) -> tuple[int, str]:
     try:
         if on_gpus:
             refuse_sick_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        with exit_barrier(frozen.finish):
+        with exit_barrier(watch.finish):
             command("-m", "modernbert_train", *arguments)
-        frozen.finished_at = None  # the agent has returned; later waits have their own limits
+        watch.finished_at = None  # the agent has returned; later waits have their own limits
         signals.leaving.finished = True
         return 0, ""
     except HangError as error:
-        _report(sync, error.exit_code, str(error), blames=True)
+        _report(watch, error.exit_code, str(error), blames=True)
         return error.exit_code, str(error)
     except ChildFailedError as error:
-        sync.stop()
-        code, message = outcome(error.failures, frozen.killed, signals, sync.first_error, sync.killed)
+        watch.disconnect()
+        code, message = outcome(error.failures, watch.frozen, signals, watch.first_error, watch.deaf)
         if message and code != StoppedEarly.exit_code:
             was_killed = any(f.exitcode < 0 and f.exitcode not in STOPPED for f in error.failures.values())
-            _report(sync, code, message, blames=was_killed)
+            _report(watch, code, message, blames=was_killed)
         return code, message
     finally:
         signals.over = True
-        sync.stop()
+        watch.disconnect()
 
 
-def _report(sync: LauncherSync, code: int, message: str, *, blames: bool) -> None:
+def _report(watch: RankWatch, code: int, message: str, *, blames: bool) -> None:
     """Tell the other machines, and note the machine to blame for the scheduler."""
-    sync.stop()
-    sync.post_outcome(code, message, blames=blames)
-    if sync.first_error is not None and sync.first_error["blames"]:
-        note_blamed(sync.first_error["host"])
+    watch.disconnect()
+    watch.post_outcome(code, message, blames=blames)
+    if watch.first_error is not None and watch.first_error["blames"]:
+        note_blamed(watch.first_error["host"])
 
 
 def outcome(
@@ -277,100 +269,3 @@ class _Signals:
             say(f"{signal.Signals(number).name}: the ranks finish their step, then save; once more ends at once.")
         for pid in pids:
             os.kill(pid, signal.SIGTERM if self.second is None else signal.SIGKILL)
-
-
-def rank_processes() -> list[int]:
-    """Return the ranks among this process's children: the agent starts each in a new session."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended since
-            _, _, rest = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
-            parent, session = int(rest.split()[1]), int(rest.split()[3])
-            if parent == os.getpid() and session == int(path.parent.name):
-                found.append(session)
-    return found
-
-
-class FrozenRanks:
-    """Watchdog that kills this machine's ranks that give no sign of life; the agent then ends the others.
-
-    A frozen process obeys no other signal, and its launcher would wait for it for ever if it is alone on its machine.
-    If the launcher itself then waits for a machine that does not answer, the watchdog ends it too, after 15 seconds.
-    It does the same some seconds after all ranks have ended, with an error or not: torch's agent then waits without a
-    limit for a store that is frozen or cut off.
-
-    Args:
-        folder: of the ranks' heartbeat files, each named by its rank and containing its process id.
-        seconds: without a heartbeat until a rank counts as frozen.
-        seconds_to_end: the same for a rank that has left the others, and sends no more heartbeats.
-        topology: this machine among the others.
-
-    Attributes:
-        killed: ranks that were killed.
-        holds_store: True if this machine holds the store; then it answers, and the others need it for a while.
-        finished_at: time at which all ranks were first seen finished; None before, and after the agent has returned.
-    """
-
-    def __init__(self, folder: Path, seconds: float, seconds_to_end: float, topology: Topology) -> None:
-        self.killed: set[int] = set()
-        self.holds_store = False
-        self.finished_at: float | None = None
-        self._topology = topology
-        self._folder = folder
-        self._seconds, self._seconds_to_end = seconds + FROZEN_MARGIN_SECONDS, seconds_to_end + FROZEN_MARGIN_SECONDS
-        self._seen: dict[int, tuple[int, float]] = {}  # time of the last heartbeat, and time when it was seen
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def finish(self) -> None:
-        """Record that the agent has seen all ranks of this machine finish."""
-        self.finished_at = time.monotonic()
-
-    def _watch(self) -> None:
-        ended: float | None = None  # time at which all ranks were first seen ended, with an error reported
-        while not self._over.wait(1.0):
-            ranks = ranks_in(self._folder)
-            errors = [] if not ranks or any(rank.runs for rank in ranks) else self._errors()
-            ended = (ended or time.monotonic()) if errors else None
-            patience = STUCK_SECONDS + LINGER_SECONDS if self.holds_store else ANSWER_SECONDS
-            if ended is not None and time.monotonic() - ended > patience:
-                first = min(errors, key=lambda each: each["timestamp"])
-                print(f"error: {first['message']}", file=sys.stderr, flush=True)
-                os._exit(first["code"])
-            if ranks and all(not rank.runs and exit_code(rank.pid) == 0 for rank in ranks):
-                self.finished_at = self.finished_at or time.monotonic()  # before the agent has seen it
-            finished = self.finished_at
-            if finished is not None and time.monotonic() - finished > STUCK_SECONDS and not self.holds_store:
-                warn_unanswered(self._topology)
-                os._exit(0)
-            for rank in ranks:
-                touched, now = (self._folder / str(rank.number)).stat().st_mtime_ns, time.monotonic()
-                limit = self._seconds_to_end if rank.left else self._seconds
-                if self._seen.get(rank.number, (0, 0.0))[0] != touched:
-                    self._seen[rank.number] = (touched, now)
-                elif now - self._seen[rank.number][1] < limit or not rank.runs or rank.number in self.killed:
-                    continue
-                elif rank.pid in rank_processes():
-                    self.killed.add(rank.number)
-                    os.kill(rank.pid, signal.SIGKILL)
-            if self.killed and self._over.wait(STUCK_SECONDS):
-                return
-            if self.killed:
-                for pid in rank_processes():
-                    os.kill(pid, signal.SIGKILL)
-                numbers = ", ".join(map(str, sorted(self.killed)))
-                print(f"error: rank {numbers} on {socket.gethostname()} {NO_SIGN_OF_LIFE}", file=sys.stderr, flush=True)
-                os._exit(HangError.exit_code)
-
-    def _errors(self) -> list[dict[str, Any]]:
-        """Read the errors that this machine's ranks have ended with; see fail_together.py."""
-        found = []
-        for path in self._folder.parent.rglob("error.json"):
-            with suppress(OSError, ValueError):  # being written
-                found.append(read_json(path))
-        return [each for each in found if isinstance(each, dict) and {"message", "code", "timestamp"} <= each.keys()]

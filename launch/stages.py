@@ -34,13 +34,13 @@ class Stage(NamedTuple):
     """A command.
 
     Attributes:
-        what: title for a person.
+        title: for a person.
         command: arguments of Python.
         done: returns True if its result exists; called just before the stage.
         watch: returns a warning, printed once, or None; called while the stage runs.
     """
 
-    what: str
+    title: str
     command: Sequence[str]
     done: Callable[[], bool] = lambda: False
     watch: Callable[[], str | None] = lambda: None
@@ -49,7 +49,7 @@ class Stage(NamedTuple):
 def run_stages(stages: Sequence[Stage]) -> int:
     """Run the stages without a result; return the exit code of a command that failed or was stopped, or 0."""
     for number, stage in enumerate(stages, 1):
-        head = f"[{number}/{len(stages)}] {stage.what}"
+        head = f"[{number}/{len(stages)}] {stage.title}"
         if stage.done():
             print(f"\n{head}: done before", flush=True)
             continue
@@ -58,9 +58,9 @@ def run_stages(stages: Sequence[Stage]) -> int:
         if code == StoppedEarly.exit_code:
             print("stopped; the same command resumes from the checkpoint.", flush=True)
         if code < 0:
-            from launch.launcher_sync import how_it_ended  # loads torch, which a command line of a login node may lack
+            from launch.rank_watch import how_it_ended  # loads torch, which a command line of a login node may lack
 
-            killed = f"error: {stage.what}: the process {how_it_ended(code)}. The same command resumes."
+            killed = f"error: {stage.title}: the process {how_it_ended(code)}. The same command resumes."
             print(killed, file=sys.stderr, flush=True)
             return RunError.exit_code
         if code != 0:
