@@ -5,8 +5,8 @@
 
 It uses this project's parts without Composer: the step below is written out. Its losses equal those by `python -m
 modernbert_train train` to the bit on one process, and within float error on several; tests/examples compares them. Read
-it to learn what a step does, or copy it for your own loop. docs/decisions/composer-as-engine.md lists the features that
-`train` adds.
+it to learn the parts of a step, or copy it for your own loop. docs/decisions/composer-as-engine.md lists the features
+that `train` adds.
 
 Shape legend: none; see modernbert_train/batch.py for the shapes of a batch.
 """
@@ -96,7 +96,7 @@ def train(config: RunConfig, compute: Compute) -> None:
         loss, squared_norm = numbers_of_all_ranks(plan.objective.terms, losses, counts, model)
         if not (math.isfinite(loss) and math.isfinite(squared_norm)):
             raise SystemExit(f"step {step + 1}: loss {loss}, squared gradient norm {squared_norm}")
-        if (max_norm := getattr(config.optim, "max_grad_norm", None)) is not None:
+        if (max_norm := config.optim.max_grad_norm) is not None:
             clip(model.parameters(), math.sqrt(squared_norm), max_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

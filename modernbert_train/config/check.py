@@ -10,29 +10,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from pathlib import Path
 
 from modernbert_train.config.callbacks import GPU_ONLY
-from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.knob import facts_of, knobs, refuse_too_many
 from modernbert_train.config.launch import launch_mistakes
 from modernbert_train.config.model import CUDNN_HEADS, TILE_HEADS, Bias
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
-    ChooseConfig,
-    LabelledConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
-    OtherTextConfig,
     PhaseConfig,
-    ProbeConfig,
     RunConfig,
-    ScoresConfig,
 )
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
-from modernbert_train.core.files import TABLE_ENDS, ending
 from modernbert_train.errors import ConfigError
 
 # kernel -> supported orders; models/attention checks device and precision
@@ -170,8 +162,7 @@ def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for name, most in bounds.items():
         phase = config.phases[name]
         objective = config.in_phase[name].objective
-        several = isinstance(objective, ChooseConfig) or (objective.sequence_tokens or most + 1) <= most
-        if phase.row_tokens > most and not several:  # of several, each sequence of a document has its own positions
+        if phase.row_tokens > most and not objective.has_shorter_sequences(most):
             here = f"phases.{name}"
             fitting = phase.tokens_at_once // most * most or most
             yield (
@@ -350,42 +341,7 @@ def evaluations(config: RunConfig, num_ranks: int) -> Iterator[str]:
             yield f"evals.{name}: the name is used in metrics. Use at most 40 letters, digits, '_' and '-'."
         elif name == "heldout":
             yield "evals.heldout: this name is reserved for the held-out text of section eval. Choose another."
-        if isinstance(settings, ProbeConfig):
-            yield from _probe(f"evals.{name}", settings)
-        elif isinstance(settings, ScoresConfig):
-            yield from _scores(f"evals.{name}", settings, config.objective)
-        elif isinstance(settings, OtherTextConfig) and isinstance(config.objective, LabelledConfig):
-            yield f"evals.{name}.name=text: objective.name={config.objective.name} predicts no tokens. Remove it."
-
-
-def _scores(here: str, scores: ScoresConfig, objective: ObjectiveConfig) -> Iterator[str]:
-    if not isinstance(objective, LabelledConfig):
-        yield f"{here}.name=scores with objective.name={objective.name}: it predicts no labels. Set {here}.name=probe."
-        return
-    known = KINDS[objective.task_kind].metrics
-    for metric in scores.metrics:
-        if metric not in known:
-            yield f"{here}.metrics: {metric} is not a metric of this objective. Choose from {', '.join(known)}."
-    if "f1" in scores.metrics and len(objective.labels) != 2:
-        yield f"{here}.metrics: f1 is for the second of two classes, and there are {len(objective.labels)}."
-
-
-def _probe(here: str, probe: ProbeConfig) -> Iterator[str]:
-    for key, file in (("train", probe.train), ("test", probe.test)):
-        if file is not None and ending(Path(file)) not in TABLE_ENDS:
-            yield f"{here}.{key}={file}: unknown kind of file. Name one of {', '.join(TABLE_ENDS)}."
-    if probe.test == probe.train:
-        yield (
-            f"{here}.test={probe.test} is also {here}.train: the probe would be tested on its training texts. Remove "
-            "test, so that each text is classified by a probe trained on the other folds."
-        )
-    if not probe.text_columns:
-        yield f"{here}.text_columns=[]: no text to read. Name the column of the text."
-    if probe.label_column in probe.text_columns:
-        yield (
-            f"{here}.label_column={probe.label_column} is also one of {here}.text_columns: the text would contain its "
-            "class. Name another."
-        )
+        yield from settings.mistakes(f"evals.{name}", config.objective)
 
 
 def worker_patience(config: RunConfig, num_ranks: int) -> Iterator[str]:

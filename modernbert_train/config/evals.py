@@ -5,13 +5,18 @@ A new kind is a dataclass here, a row in schema.VARIANTS, one in evaluators.EVAL
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from omegaconf import MISSING
 
+from modernbert_train.config.classify import LabelledConfig
+from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.knob import knob
+from modernbert_train.config.objective import ObjectiveConfig
+from modernbert_train.core.files import TABLE_ENDS, ending
 
 # parts of metrics' names with a meaning
 BASELINE = "baseline/"  # prefix: the score without looking at the text
@@ -27,6 +32,15 @@ class EvaluatorConfig:
     name: str = MISSING
     # measured at this interval in tokens, and at the end of each phase; None: only at the end of each phase
     every_tokens: int | None = knob(None, above=0)
+
+    def mistakes(self, here: str, objective: ObjectiveConfig) -> Iterator[str]:
+        """Yield a message for every impossible combination of these keys, among themselves and with the objective.
+
+        Args:
+            here: dotted key of the evaluation, for the messages.
+            objective: of the run.
+        """
+        yield from ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +63,24 @@ class ProbeConfig(EvaluatorConfig):
     folds: int = knob(5, low=2, why="since each fold is classified by a probe trained on the others")  # without `test`
     seed: int = knob(0, low=0, below=1 << 63)  # for drawing texts and folds
 
+    def mistakes(self, here: str, objective: ObjectiveConfig) -> Iterator[str]:
+        """See `EvaluatorConfig`."""
+        for key, file in (("train", self.train), ("test", self.test)):
+            if file is not None and ending(Path(file)) not in TABLE_ENDS:
+                yield f"{here}.{key}={file}: unknown kind of file. Name one of {', '.join(TABLE_ENDS)}."
+        if self.test == self.train:
+            yield (
+                f"{here}.test={self.test} is also {here}.train: the probe would be tested on its training texts. "
+                "Remove test, so that each text is classified by a probe trained on the other folds."
+            )
+        if not self.text_columns:
+            yield f"{here}.text_columns=[]: no text to read. Name the column of the text."
+        if self.label_column in self.text_columns:
+            yield (
+                f"{here}.label_column={self.label_column} is also one of {here}.text_columns: the text would contain "
+                "its class. Name another."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScoresConfig(EvaluatorConfig):
@@ -60,6 +92,21 @@ class ScoresConfig(EvaluatorConfig):
     # classes of these texts that are not in objective.labels, in the order of their numbers after those
     unseen: list[str] = knob(factory=list)
 
+    def mistakes(self, here: str, objective: ObjectiveConfig) -> Iterator[str]:
+        """See `EvaluatorConfig`."""
+        if not isinstance(objective, LabelledConfig):
+            yield (
+                f"{here}.name=scores with objective.name={objective.name}: it predicts no labels. Set "
+                f"{here}.name=probe."
+            )
+            return
+        known = KINDS[objective.task_kind].metrics
+        for metric in self.metrics:
+            if metric not in known:
+                yield f"{here}.metrics: {metric} is not a metric of this objective. Choose from {', '.join(known)}."
+        if "f1" in self.metrics and len(objective.labels) != 2:
+            yield f"{here}.metrics: f1 is for the second of two classes, and there are {len(objective.labels)}."
+
 
 @dataclass(frozen=True, kw_only=True)
 class OtherTextConfig(EvaluatorConfig):
@@ -67,6 +114,11 @@ class OtherTextConfig(EvaluatorConfig):
 
     name: str = "text"
     shards: str = knob(local=True)  # held-out shards; eval.max_tokens and eval.row_tokens apply to them too
+
+    def mistakes(self, here: str, objective: ObjectiveConfig) -> Iterator[str]:
+        """See `EvaluatorConfig`."""
+        if objective.is_labelled:
+            yield f"{here}.name=text: objective.name={objective.name} predicts no tokens. Remove it."
 
 
 _Kind = TypeVar("_Kind", bound=EvaluatorConfig)

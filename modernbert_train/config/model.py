@@ -124,6 +124,11 @@ class ModelConfig:
         return 0.0
 
     @property
+    def has_dropout(self) -> bool:
+        """True if hidden states are dropped in pretraining."""
+        return self.dropout > 0
+
+    @property
     def embedding_width(self) -> int:
         """Numbers in a token's row of the embedding."""
         return self.hidden_size
@@ -319,6 +324,11 @@ class ModernBertConfig(RotaryConfig):
     def thetas(self) -> Mapping[bool, float]:
         """See `RotaryConfig`."""
         return {True: self.global_rope_theta, False: self.local_rope_theta}
+
+    @property
+    def has_dropout(self) -> bool:
+        """See `ModelConfig`."""
+        return self.attention_out_dropout > 0
 
     pooler_activation = None
 

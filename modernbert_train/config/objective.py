@@ -91,6 +91,10 @@ class ObjectiveConfig:
         """Longest sequence, where a document holds several; None: a sequence may fill its row."""
         return None
 
+    def has_shorter_sequences(self, most: int) -> bool:
+        """Return True if no sequence exceeds this number of tokens, though its document, of several, may."""
+        return self.sequence_tokens is not None and self.sequence_tokens <= most
+
     @property
     def max_tokens(self) -> int | None:
         """Longest text that the encoder was trained on; None: the rows of the last phase."""

@@ -65,6 +65,10 @@ class ChooseConfig(LabelledConfig):
 
     heads = ("choice",)
 
+    def has_shorter_sequences(self, most: int) -> bool:
+        """See `ObjectiveConfig`: each choice has its own positions."""
+        return True
+
     @property
     def label_scheme(self) -> tuple[str, ...]:
         return (self.task_kind,)  # the score of a choice does not depend on their number

@@ -217,6 +217,11 @@ class OptimConfig:
         return None
 
     @property
+    def max_grad_norm(self) -> float | None:
+        """Norm to which the gradient of a step is clipped; None: it is not clipped."""
+        return None
+
+    @property
     def newton_schulz_iterations(self) -> int:
         """Iterations that orthogonalise the updates of matrices; 0: none."""
         return 0

@@ -182,8 +182,7 @@ def _bias(plan: Plan) -> Iterator[str]:
 
 def _dropout(plan: Plan) -> Iterator[str]:
     """Warn if dropout depends on the number of ranks; see `share_of_rank` of data/microbatches.py."""
-    models = [now.model for now in plan.config.in_phase.values()]
-    if not any(getattr(model, key, 0) for model in models for key in ("attention_out_dropout", "dropout")):
+    if not any(now.model.has_dropout for now in plan.config.in_phase.values()):
         return
     for phase in plan.phases:
         shared = phase.config.microbatch_rows * plan.ranks

@@ -152,7 +152,7 @@ class Loop:
 
         # skipped updates drop the gradients: optimizers leave parameters without a gradient unchanged
         verdict = self.guard.judge(batch, sums, numbers, number)
-        max_norm: float | None = getattr(self.clock.phase(plan.phase).optim, "max_grad_norm", None)
+        max_norm = self.clock.phase(plan.phase).optim.max_grad_norm
         if verdict.fault is not None:
             self.trainer.logger.log_metrics({"train/skipped_updates": len(self.guard.memory["skipped_updates"])})
         if verdict.skipped:
