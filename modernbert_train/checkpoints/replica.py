@@ -60,6 +60,13 @@ class Replica:
     def __enter__(self) -> Replica:
         return self
 
+    def bring_back(self, *, fresh: bool) -> None:
+        """Fetch the newest checkpoint, see `fetch_newest`; a fresh start is refused if there is one."""
+        if fresh:
+            refuse_fresh(self._settings, self._folder.name)
+        else:
+            fetch_newest(self._settings, self._folder, self._say)
+
     def start(self) -> None:
         """Start the copier; called on rank 0, once the run holds its folder's lock."""
         if self._settings.copy_to is None or self._thread is not None:

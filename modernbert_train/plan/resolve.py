@@ -2,8 +2,8 @@
 
 `resolve` applies every rule to the configuration, the data, the run's folder and the installed packages, without torch,
 and raises all mistakes together; so no two verbs can disagree. LOOKS lists the checks of each verb. It writes nothing,
-takes no lock and reads no large file: loading a checkpoint or weights verifies them. `train` adds the settings of speed
-for its GPUs (train/session.py), sends the result to all ranks as JSON and keeps it as resolved.json.
+takes no lock and reads no large file: loading a checkpoint or weights verifies them. Once the GPUs of all ranks are
+known, `close` decides the rest. `train` sends the result to all ranks as JSON and keeps it as resolved.json.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from modernbert_train.checkpoints.resume_rules import refuse_average, refuse_cha
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.auto import open_settings, value_of, with_settings
-from modernbert_train.config.check import check
+from modernbert_train.config.check import check, search_refused
 from modernbert_train.config.load import WrongKeys, flat, load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import PhaseConfig, RunConfig, WeightsConfig
@@ -32,8 +32,7 @@ from modernbert_train.core.files import free_bytes
 from modernbert_train.core.version import __version__
 from modernbert_train.data.check import check_data
 from modernbert_train.data.facts import DataFacts, missing_stream
-from modernbert_train.data.remote import is_remote
-from modernbert_train.data.shard_sizes import all_folders, check_shard_sizes
+from modernbert_train.distributed.bf16 import cpu_gain_line
 from modernbert_train.distributed.gpus import count_gpus, shown_gpus
 from modernbert_train.distributed.launched import from_launcher
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
@@ -41,7 +40,7 @@ from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import HasMemory, checkpoint_bytes
 from modernbert_train.plan.memory_fit import too_large
-from modernbert_train.plan.speed_settings import RunGpus, on_gpu
+from modernbert_train.plan.speed_settings import RunGpus, close_settings, on_gpu
 
 if TYPE_CHECKING:
     from modernbert_train.weights.names import NamedModel
@@ -49,11 +48,12 @@ if TYPE_CHECKING:
 FORMAT = 1
 HANDED_OVER = "MODERNBERT_TRAIN_RESOLVED"  # set by launch/run.py: the digest of the run that it has resolved
 Look = Callable[[], object]
-Purpose = Literal["train", "join", "submit", "plan", "assume", "measure", "use"]
+Purpose = Literal["check", "train", "join", "submit", "plan", "assume", "measure", "use"]
 # the checks of each use of a run
 LOOKS: dict[Purpose, tuple[str, ...]] = {
-    "train": ("data", "store", "packages", "memory", "folder"),
-    "join": ("data", "store", "packages", "memory"),  # a machine of several that need not see the run's folder
+    "check": ("data", "store", "packages", "memory", "folder"),
+    "train": ("data", "store", "packages", "folder"),  # `close` looks at memory, by the GPUs that train
+    "join": ("data", "store", "packages"),  # a machine of several that need not see the run's folder
     "submit": ("memory",),  # a job file: the job starts elsewhere
     "plan": ("data if here",),
     "assume": (),  # a plan of assumed documents
@@ -70,7 +70,7 @@ class Resolved:
         asked: the run as the user wrote it.
         config: the same with every open key filled, once the GPUs are known.
         ranks: number of training processes.
-        facts: facts of its data, in the process that compared them with the run.
+        facts: facts of its data, if they were looked at.
         lines: lines for the banner on the automatic settings.
     """
 
@@ -131,9 +131,8 @@ def resolve(
     config: RunConfig,
     num_ranks: int = 1,
     *,
-    purpose: Purpose = "train",
+    purpose: Purpose = "check",
     fresh: bool = False,
-    shards: bool = False,
     gpu: HasMemory | None = None,
 ) -> Resolved:
     """Find every mistake that would end a run, or another use of it.
@@ -144,7 +143,6 @@ def resolve(
         purpose: row of LOOKS. The rules of the configuration are applied for each; but a run that was trained with
             fused kernels is measured and exported on any machine.
         fresh: True if the contents of the run's folder would be set aside.
-        shards: True to check also each file of the local shards, too slow for the start of a large run.
         gpu: the kind that would train; None: the largest visible on this machine, else launch.gpu.
 
     Returns:
@@ -162,8 +160,6 @@ def resolve(
         mistakes = [*_mistakes(iter([lambda: _check_memory(config, num_ranks, gpu)]))]
     if "folder" in looks and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
         mistakes += _mistakes(_of_its_folder(config, fresh))
-    if shards and not mistakes:
-        check_shard_sizes(config.data, config.evals)
     if len(mistakes) == 1:
         raise mistakes[0]
     for kind in (ConfigError, DataError, StorageError, RunError):
@@ -175,7 +171,6 @@ def resolve(
 def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
     """Resolve a run before torch is imported, unless this is one of several ranks: then rank 0 resolves it after they
     have joined, with their actual number, so that all ranks fail together on a mistake.
-    with their true number, so that it can tell the others of a mistake.
 
     Args:
         config, fresh: see `resolve`.
@@ -183,7 +178,29 @@ def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
     Raises:
         RunError: see `resolve`.
     """
-    return resolve(config, fresh=fresh) if from_launcher("WORLD_SIZE", 1) == 1 else None
+    return resolve(config, purpose="train", fresh=fresh) if from_launcher("WORLD_SIZE", 1) == 1 else None
+
+
+def close(run: Resolved, gpus: RunGpus | None, *, fresh: bool = False) -> Resolved:
+    """Fill the open keys of a run for the GPUs that train it, and compare its memory with theirs.
+
+    Args:
+        run: by `resolve`.
+        gpus: of all ranks; None on CPUs.
+        fresh: see `resolve`.
+
+    Raises:
+        ConfigError: a phase needs more memory than a GPU has, with the microbatch to set; or compute.search cannot be
+            used here.
+    """
+    config, lines = close_settings(run.asked, gpus=gpus, ranks=run.ranks, fresh=fresh)
+    if config.compute.search and (gpus is None or not config.compute.compile):
+        raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
+    if gpus is not None:
+        _refuse(too_large(config, gpus, run.ranks))
+    elif (gain := cpu_gain_line(config.compute.precision)) is not None:
+        lines.append(gain)
+    return replace(run, config=config, lines=tuple(lines))
 
 
 def handed_over(config: RunConfig, num_ranks: int) -> Resolved | None:
@@ -197,8 +214,6 @@ def with_later_mistakes(num_ranks: int = 1) -> Iterator[None]:
     """Read a run inside this context: wrong keys or values are reported together with broken rules and missing data.
 
     Messages about a section with a wrong key are left out, since they may follow from it.
-
-    Left out is what concerns a section with such a mistake: it might follow from that.
 
     Args:
         num_ranks: processes that would train.
@@ -283,7 +298,7 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
         yield lambda: describe_labelled(config.evals)
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
-        for _, name in _first_weights(config):
+        for _, name in first_weights(config):
             yield lambda name=name: _look_up(name, config.runs_folder)  # type: ignore[misc]
         yield lambda: _check_vocabulary(config.weights, config.data.tokenizer, config.runs_folder)
     if (teacher := config.objective.named_teacher) is not None:
@@ -301,39 +316,11 @@ def _look_up(name: str, runs_folder: str) -> NamedModel:
     return look_up(name, runs_folder)
 
 
-def _first_weights(config: RunConfig) -> list[tuple[str, str]]:
+def first_weights(config: RunConfig) -> list[tuple[str, str]]:
     """List the keys and names of the models that a run without a checkpoint starts from."""
     start = None if config.start is None else config.start.checkpoint
     named = {f"weights.{key}": name for key, name in config.weights.named.items()}
     return [(key, name) for key, name in {**named, "start.checkpoint": start}.items() if name is not None]
-
-
-def not_looked_at(config: RunConfig) -> list[str]:
-    """List the checks that `resolve` leaves to training, since they need a network, a GPU, or all of the data."""
-    folders = all_folders(config.data, config.evals)
-    local = [each.key for each in folders if not is_remote(each.shards)]
-    lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_remote(each.shards)]
-    if local:
-        lines.append(f"{', '.join(local)}: contents of the shards; hashes are compared when they are read")
-    if not RunFolder(config).has_checkpoints():
-        lines += [_of_weights(*named) for named in _first_weights(config)]
-    if config.compute.device == "cuda" and not shown_gpus():
-        lines.append("compute.device=cuda: there is no GPU here; kernels, precision and memory where it trains")
-    if config.checkpoint.copy_to is not None:
-        lines.append(f"checkpoint.copy_to={config.checkpoint.copy_to}: whether the store can be written")
-    return lines
-
-
-def _of_weights(key: str, name: str) -> str:
-    if Path(name).exists():
-        return f"{key}={name}: whether the weights are complete, and fit"
-    from modernbert_train.weights.names import NamedModel
-
-    if NamedModel("hub", Path(name)).folder is not None:
-        return f"{key}={name}: a model of the hub that is in this machine's cache; whether it is whole, and fits"
-    return (
-        f"{key}={name}: a model of the hub that is not in this machine's cache; whether the hub gives it, and it fits"
-    )
 
 
 def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) -> None:

@@ -1,7 +1,7 @@
 """One start of a run, from its configuration to its last line: the work of `python -m modernbert_train train`.
 
-The ranks join and agree, the run's folder is taken over, the place to start from is found (start.py), the loop is built
-(build.py), its weights are filled in, and it runs (step.py).
+The ranks join, rank 0 resolves the run for all (plan/resolve.py), the folder is opened, the start is found (start.py),
+the loop is built (build.py), and it runs (step.py).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,6 @@ from composer import Callback
 
 from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY, RunFolder
 from modernbert_train.clock import Clock, Position
-from modernbert_train.config.check import search_refused
 from modernbert_train.config.load import flat
 from modernbert_train.config.schema import CheckpointConfig, DataConfig, PhaseConfig, RunConfig
 from modernbert_train.core.files import errors_to, warn
@@ -30,7 +29,6 @@ from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.shard_index import ShardIndex, read_index
 from modernbert_train.data.statistics import run_statistics
 from modernbert_train.distributed.agreement import require_agreement
-from modernbert_train.distributed.bf16 import cpu_gain_line
 from modernbert_train.distributed.compute import Compute, keep_freed_memory, release_freed_memory, use_threads
 from modernbert_train.distributed.fail_together import is_own, show, tell_others
 from modernbert_train.distributed.group import (
@@ -45,11 +43,10 @@ from modernbert_train.distributed.group import (
 from modernbert_train.distributed.read_per_node import read_once_per_node
 from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.distributed.transport import warn_of_slow_network
-from modernbert_train.errors import ConfigError, DataError, Halved, StoppedEarly, StorageError
-from modernbert_train.plan.memory_fit import too_large
+from modernbert_train.errors import DataError, Halved, StoppedEarly, StorageError
 from modernbert_train.plan.oom_backoff import halve, is_full
-from modernbert_train.plan.resolve import Resolved, handed_over, resolve
-from modernbert_train.plan.speed_settings import close_settings, gpus_of_run
+from modernbert_train.plan.resolve import Resolved, close, handed_over, resolve
+from modernbert_train.plan.speed_settings import gpus_of_run
 from modernbert_train.report.banner import banner
 from modernbert_train.report.effective import spent
 from modernbert_train.report.eval_delta import eval_delta
@@ -57,17 +54,9 @@ from modernbert_train.report.final_summary import final_summary, next_commands
 from modernbert_train.report.progress import stage
 from modernbert_train.report.training_loss import losses_of, training_loss
 from modernbert_train.train import composer_internals
-from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.build import build
 from modernbert_train.train.callbacks import build_callbacks, check_loggers, own_callbacks
-from modernbert_train.train.start import (
-    Start,
-    check_same_data,
-    fill,
-    find_first,
-    find_start,
-    record_start,
-)
+from modernbert_train.train.start import Start, fill, find_first, find_start, record_start
 from modernbert_train.train.step import Loop
 from modernbert_train.vocabulary import copy_tokenizer
 
@@ -111,29 +100,29 @@ def _start(
     asked: RunConfig, callbacks: Sequence[Callback | type[Callback]], resolved: Resolved | None, *, fresh: bool
 ) -> None:
     composer_internals.install()
-    compute, place = Compute.of(asked.compute), Path(asked.folder)
-    requests = Requests(asked.checkpoint.interval_seconds)
+    compute, requests = Compute.of(asked.compute), Requests(asked.checkpoint.interval_seconds)
     with (
         closing(requests),
-        _copies(asked.checkpoint, place) as copies,
+        _copies(asked.checkpoint, Path(asked.folder)) as copies,
         joined(compute.device, asked.distributed.timeout_seconds),
     ):
         _agree(asked, compute)
-        guests = build_callbacks(asked.callbacks, place, compute.device) + own_callbacks(callbacks)
+        guests = build_callbacks(asked.callbacks, Path(asked.folder), compute.device) + own_callbacks(callbacks)
         check_loggers(asked.loggers)
-        run = _resolve(asked, resolved, compute, fresh=fresh)
-        folder = RunFolder(run.config)
+        run = _resolve(asked, resolved, compute, copies, fresh=fresh)
+        config, facts = run.config, read_facts(run.config.data)
+        folder = RunFolder(config)
         # before the folder is made, so that a mistake in it can be fixed under the same name
-        first = on_rank_zero_slowly(lambda: find_first(run.config, folder, fresh=fresh))
+        first = on_rank_zero_slowly(lambda: find_first(config, facts, folder, fresh=fresh))
         with _opened(folder, fresh=fresh):
-            start = first or on_rank_zero_slowly(lambda: find_start(folder))  # it reads and hashes a checkpoint
+            start = on_rank_zero_slowly(lambda: find_start(config, facts, folder, first))
             if copies is not None and this_rank() == 0:
                 copies.start()
-            if start.tokens < run.config.total_tokens:
-                loop = _build(run, folder, compute, start, guests, requests)
-                _fit(loop, asked, run.config, folder, requests)
-            else:
-                _say_trained(run.config, folder, start)
+            if start.tokens >= config.total_tokens:
+                _say_trained(config, folder, start)
+                return
+            loop = _build(run, facts, folder, compute, start, guests, requests)
+            _run(loop, asked, config, folder, requests)
 
 
 def _agree(config: RunConfig, compute: Compute) -> None:
@@ -151,31 +140,21 @@ def _agree(config: RunConfig, compute: Compute) -> None:
         warn_of_slow_network()  # on every machine, since they may differ
 
 
-def _resolve(asked: RunConfig, resolved: Resolved | None, compute: Compute, *, fresh: bool) -> Resolved:
-    """Resolve the run on rank 0, for the smallest GPU of all ranks, and return the same on every rank.
+def _resolve(
+    asked: RunConfig, resolved: Resolved | None, compute: Compute, copies: Replica | None, *, fresh: bool
+) -> Resolved:
+    """Resolve the run on rank 0, for the smallest GPU of all ranks; return the same on every rank.
 
     Raises:
-        RunError: the configuration has a mistake, see `resolve`, or the run needs more memory than a GPU has.
+        RunError: see `resolve` and `close`; or the newest copy of its checkpoints cannot be fetched.
     """
-    gpus, ranks, place = gpus_of_run(compute), num_ranks(), Path(asked.folder)
+    gpus, ranks = gpus_of_run(compute), num_ranks()
 
     def decide() -> str:
-        run = resolved or handed_over(asked, ranks) or resolve(asked, ranks, fresh=fresh)
-        if asked.checkpoint.copy_to is not None:
-            from modernbert_train.checkpoints.replica import fetch_newest, refuse_fresh
-
-            if fresh:
-                refuse_fresh(asked.checkpoint, asked.name)
-            else:
-                fetch_newest(asked.checkpoint, place, _say)
-        config, lines = close_settings(asked, gpus=gpus, ranks=ranks, fresh=fresh)
-        if config.compute.search and (gpus is None or not config.compute.compile):
-            raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
-        if gpus is not None and (mistakes := [*too_large(config, gpus, ranks)]):
-            raise ConfigError("\n".join(mistakes))
-        if gpus is None and (won := cpu_gain_line(asked.compute.precision)) is not None:
-            lines = [*lines, won]
-        return replace(run, config=config, lines=tuple(lines)).to_json()
+        run = resolved or handed_over(asked, ranks) or resolve(asked, ranks, purpose="train", fresh=fresh)
+        if copies is not None:
+            copies.bring_back(fresh=fresh)
+        return close(run, gpus, fresh=fresh).to_json()
 
     run = Resolved.from_json(on_rank_zero_slowly(decide), asked)
     use_threads(run.config.compute, compute.device)
@@ -188,7 +167,7 @@ def _copies(settings: CheckpointConfig, folder: Path) -> AbstractContextManager[
         return nullcontext()
     from modernbert_train.checkpoints.replica import Replica
 
-    return Replica(settings, folder, _say)
+    return Replica(settings, folder, partial(print, flush=True))
 
 
 @contextmanager
@@ -214,31 +193,23 @@ def _say_trained(config: RunConfig, folder: RunFolder, start: Start) -> None:
 
 def _build(
     run: Resolved,
+    facts: DataFacts,
     folder: RunFolder,
     compute: Compute,
     start: Start,
     guests: list[Callback],
     requests: Requests,
 ) -> Loop:
-    """Build the loop and fill in weights, clock and data position; print the banner and record the start."""
+    """Build the loop, fill in the weights and the state of the start, and record it."""
     config = run.config
-    facts = read_facts(config.data)
-    teacher = None
-    if config.objective.named_teacher is not None:
-        from modernbert_train.weights.teacher import find_teacher
-
-        about = (config.objective, config.model, config.phases.values(), config.data.tokenizer, config.runs_folder)
-        teacher = on_rank_zero_slowly(lambda: find_teacher(*about))  # reads and hashes all weights
-    taught = {} if teacher is None else teacher.fingerprint
-    fingerprint = check_same_data(start, config, data_fingerprint(facts) | taught)
     on_rank_zero(lambda: folder.save_resolved(run.to_json(), asdict(run_statistics(facts))))
     on_rank_zero(lambda: copy_tokenizer(config.data.tokenizer, folder.path / TOKENIZER_COPY))
-    loop = build(config, facts, compute, folder, fingerprint, requests, guests, last_phase=start.phase)
+    loop = build(config, facts, compute, folder, dict(start.data), requests, guests, last_phase=start.phase)
     if this_rank() == 0:
         lines = banner(
             config,
             origin=str(start),
-            teacher=None if teacher is None else teacher.describe(),
+            teacher=None if start.teacher is None else start.teacher.describe(),
             vocabulary=start.effect_lines,
             facts=facts,
             compute=compute,
@@ -247,16 +218,13 @@ def _build(
             ranks_per_node=ranks_per_node(),
         )
         print(lines, flush=True)
-    fill(loop, start, config.model, config.seed)
-    if teacher is not None:
-        stage(f"reading the teacher from {teacher.source.folder}")
-        teacher.teach(inner_model(loop.state.model), config.compute, compute.device, bf16=compute.bf16)
+    fill(loop, start, config)
     loop.checkpoints.restarted = on_rank_zero(lambda: record_start(folder, start, compute.device))
     loop.trainer.logger.log_hyperparameters(flat(config))
     return loop
 
 
-def _fit(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, requests: Requests) -> None:
+def _run(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, requests: Requests) -> None:
     """Train to the end, then close everything, even after an error.
 
     Raises:
@@ -361,10 +329,6 @@ def _redraw(folder: RunFolder) -> None:
     # everything else is saved, so a bug in the report is only a warning; `report` can be run again
     with errors_to(warn, Exception, before=f"{folder.path}/report.html could not be drawn: "):
         write_report(folder.path)
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
 
 
 def _first_line(error: Exception) -> str:

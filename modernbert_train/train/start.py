@@ -1,6 +1,7 @@
 """Find where a run starts: its newest whole checkpoint, another run's (config.start), pretrained weights, or scratch.
 
-Tried in this order (pretrained weights: source.py). The banner names the one used.
+Tried in this order (pretrained weights: source.py). The banner names the one used. A teacher is opened with it, and the
+data are compared with the data that the checkpoint was trained on.
 
 A start from another run depends only on the configuration and that checkpoint. So a run that dies before its first
 checkpoint starts the same way again. Afterwards the section `start` is not read any more.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,11 +25,11 @@ from modernbert_train.checkpoints.resume_rules import check_same_past, refuse_av
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.verified import print_choice
 from modernbert_train.config.plugins import versions
-from modernbert_train.config.schema import ModelConfig, RunConfig, StartConfig
+from modernbert_train.config.schema import RunConfig, StartConfig
 from modernbert_train.core.read_json import number
 from modernbert_train.data.dataset_card import TOKEN_COUNTS
-from modernbert_train.data.facts import read_facts
-from modernbert_train.data.fingerprint import differences, known_since
+from modernbert_train.data.facts import DataFacts
+from modernbert_train.data.fingerprint import data_fingerprint, differences, known_since
 from modernbert_train.data.loader import PackedLoader
 from modernbert_train.distributed.agreement import code_hash
 from modernbert_train.distributed.group import num_ranks, ranks_per_node
@@ -43,6 +44,7 @@ from modernbert_train.weights.gather import load_optimizer, load_weights
 
 if TYPE_CHECKING:
     from modernbert_train.weights.source import Origin
+    from modernbert_train.weights.teacher import FoundTeacher
     from modernbert_train.weights.token_effect import Effect
 
 
@@ -57,6 +59,8 @@ class Start:
         origin: pretrained weights for a run without a checkpoint; None: drawn from the seed.
         effects: effects of a changed vocabulary on the text of each stream.
         effect_lines: the same, as a table.
+        teacher: the model that objective.teacher names.
+        data: fingerprint of the data, to be saved with the run's checkpoints.
     """
 
     checkpoint: Checkpoint | None = None
@@ -65,6 +69,8 @@ class Start:
     origin: Origin | None = None
     effects: Mapping[str, Effect] = field(default_factory=dict)
     effect_lines: Sequence[str] = ()
+    teacher: FoundTeacher | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def keeps_clock(self) -> bool:
@@ -93,23 +99,8 @@ class Start:
         return f"{self.checkpoint.folder} ({self.checkpoint.state.tokens:,} tokens there): {taken}"
 
 
-def find_start(folder: RunFolder) -> Start:
-    """Find the newest whole checkpoint of a run.
-
-    Raises:
-        ConfigError: the run is an average, or its configuration differs from the one that trained it so far.
-        StorageError: checkpoints exist and none is whole.
-    """
-    start = Start(*checkpoint.newest_valid(folder.checkpoints))
-    if start.checkpoint is not None and start.checkpoint.is_average:
-        refuse_average(folder.path)
-    if start.checkpoint is not None:
-        check_same_past(start.checkpoint, folder.config.phases)
-    return start
-
-
-def find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> Start | None:
-    """Return the start of a run without a checkpoint; None if it has one, see `find_start`.
+def find_first(config: RunConfig, facts: DataFacts, folder: RunFolder, *, fresh: bool) -> Start | None:
+    """Return the start of a run without a checkpoint; None if it has one.
 
     Raises:
         RunError: see `find_origin` and `find_branch`.
@@ -125,8 +116,40 @@ def find_first(config: RunConfig, folder: RunFolder, *, fresh: bool) -> Start | 
 
     origin = find_origin(config)
     assert origin is not None
-    found = effects(config.data, read_facts(config.data), origin)
+    found = effects(config.data, facts, origin)
     return Start(origin=origin, effects=found, effect_lines=describe_effects(found))
+
+
+def find_start(config: RunConfig, facts: DataFacts, folder: RunFolder, first: Start | None) -> Start:
+    """Find where a run starts: at `first`, or else at its newest whole checkpoint; then its teacher.
+
+    Raises:
+        ConfigError: the run is an average, or its configuration differs from the one that trained it so far.
+        DataError: see `check_same_data`.
+        RunError: see `find_teacher`.
+        StorageError: checkpoints exist and none is whole.
+    """
+    start = first or find_newest(folder)
+    if start.tokens >= config.total_tokens:  # nothing is left to train
+        return start
+    teacher = None
+    if config.objective.named_teacher is not None:
+        from modernbert_train.weights.teacher import find_teacher
+
+        about = (config.objective, config.model, config.phases.values(), config.data.tokenizer, config.runs_folder)
+        teacher = find_teacher(*about)
+    here = data_fingerprint(facts) | ({} if teacher is None else teacher.fingerprint)
+    return replace(start, teacher=teacher, data=check_same_data(start, config, here))
+
+
+def find_newest(folder: RunFolder) -> Start:
+    """Find the newest whole checkpoint of a run; see `find_start`."""
+    start = Start(*checkpoint.newest_valid(folder.checkpoints))
+    if start.checkpoint is not None and start.checkpoint.is_average:
+        refuse_average(folder.path)
+    if start.checkpoint is not None:
+        check_same_past(start.checkpoint, folder.config.phases)
+    return start
 
 
 def find_branch(config: RunConfig, asked: StartConfig) -> Start:
@@ -247,8 +270,9 @@ def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:
         ) from None
 
 
-def fill(loop: Loop, start: Start, config: ModelConfig, seed: int) -> None:
-    """Fill in weights and everything a checkpoint restores; called once a sharded model has allocated its shards."""
+def fill(loop: Loop, start: Start, config: RunConfig) -> None:
+    """Fill in weights, everything a checkpoint restores, and the teacher; a sharded model has allocated its shards."""
+    model = inner_model(loop.trainer.state.model)
     if start.checkpoint is not None:
         stage(f"restoring {start.checkpoint.folder.name}")
         restore(loop.trainer, loop.loader, start)
@@ -257,9 +281,12 @@ def fill(loop: Loop, start: Start, config: ModelConfig, seed: int) -> None:
             loop.guard.memory.update(start.checkpoint.state.training.stability)
     elif start.origin is not None:
         stage(f"reading the first weights from {start.origin.source.folder}")
-        start.origin.fill(inner_model(loop.trainer.state.model))
+        start.origin.fill(model)
     else:
-        initialize(inner_model(loop.trainer.state.model), config, seed)
+        initialize(model, config.model, config.seed)
+    if start.teacher is not None:
+        stage(f"reading the teacher from {start.teacher.source.folder}")
+        start.teacher.teach(model, config.compute, loop.compute.device, bf16=loop.compute.bf16)
 
 
 def record_start(folder: RunFolder, start: Start, device: torch.device) -> bool:
