@@ -3,7 +3,7 @@
 `resolve` applies every rule to the configuration, the data, the run's folder and the installed packages, without torch,
 and raises all mistakes together; so no two verbs can disagree. LOOKS lists the checks of each verb. It writes nothing,
 takes no lock and reads no large file: loading a checkpoint or weights verifies them. Once the GPUs of all ranks are
-known, `close` decides the rest. `train` sends the result to all ranks as JSON and keeps it as resolved.json.
+known, `close_for_gpus` decides the rest. `train` sends the result to all ranks as JSON and keeps it as resolved.json.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Purpose = Literal["check", "train", "join", "submit", "plan", "assume", "measure
 # the checks of each use of a run
 LOOKS: dict[Purpose, tuple[str, ...]] = {
     "check": ("data", "store", "packages", "memory", "folder"),
-    "train": ("data", "store", "packages", "folder"),  # `close` looks at memory, by the GPUs that train
+    "train": ("data", "store", "packages", "folder"),  # `close_for_gpus` looks at memory, by the GPUs that train
     "join": ("data", "store", "packages"),  # a machine of several that need not see the run's folder
     "submit": ("memory",),  # a job file: the job starts elsewhere
     "plan": ("data if here",),
@@ -181,7 +181,7 @@ def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
     return resolve(config, purpose="train", fresh=fresh) if from_launcher("WORLD_SIZE", 1) == 1 else None
 
 
-def close(run: Resolved, gpus: RunGpus | None, *, fresh: bool = False) -> Resolved:
+def close_for_gpus(run: Resolved, gpus: RunGpus | None, *, fresh: bool = False) -> Resolved:
     """Fill the open keys of a run for the GPUs that train it, and compare its memory with theirs.
 
     Args:

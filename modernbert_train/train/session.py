@@ -45,7 +45,7 @@ from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.distributed.transport import warn_of_slow_network
 from modernbert_train.errors import DataError, Halved, StoppedEarly, StorageError
 from modernbert_train.plan.oom_backoff import halve, is_full
-from modernbert_train.plan.resolve import Resolved, close, handed_over, resolve
+from modernbert_train.plan.resolve import Resolved, close_for_gpus, handed_over, resolve
 from modernbert_train.plan.speed_settings import gpus_of_run
 from modernbert_train.report.banner import banner
 from modernbert_train.report.effective import spent
@@ -146,7 +146,7 @@ def _resolve(
     """Resolve the run on rank 0, for the smallest GPU of all ranks; return the same on every rank.
 
     Raises:
-        RunError: see `resolve` and `close`; or the newest copy of its checkpoints cannot be fetched.
+        RunError: see `resolve` and `close_for_gpus`; or the newest copy of its checkpoints cannot be fetched.
     """
     gpus, ranks = gpus_of_run(compute), num_ranks()
 
@@ -154,7 +154,7 @@ def _resolve(
         run = resolved or handed_over(asked, ranks) or resolve(asked, ranks, purpose="train", fresh=fresh)
         if copies is not None:
             copies.bring_back(fresh=fresh)
-        return close(run, gpus, fresh=fresh).to_json()
+        return close_for_gpus(run, gpus, fresh=fresh).to_json()
 
     run = Resolved.from_json(on_rank_zero_slowly(decide), asked)
     use_threads(run.config.compute, compute.device)
