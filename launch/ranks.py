@@ -34,7 +34,7 @@ from modernbert_train.distributed.fail_together import entry_text
 from modernbert_train.distributed.launched import BEATS_FOLDER, STORE, note_blamed
 from modernbert_train.distributed.stop_signals import STOP_SIGNALS, handled_by, say, say_stopped
 from modernbert_train.errors import HangError, RunError, StartAgain, StoppedEarly
-from modernbert_train.plan.resolve import HANDED_OVER
+from modernbert_train.plan.resolve import hand_over
 
 ONE_REQUEST_SECONDS = 1.0  # signals this close are one request, sent to several processes or by several senders
 
@@ -80,7 +80,7 @@ def start_ranks(
         if message == last_message:  # the rank that noted it sees another folder than rank 0
             return RunError.exit_code
         arguments = [word for word in arguments if word != "--fresh"]  # the note is in the run's folder
-        os.environ.pop(HANDED_OVER, None)  # the run's folder has changed, so rank 0 resolves it again
+        hand_over(None)  # the run's folder has changed, so rank 0 resolves it again
         last_message, starts = message, starts + 1
 
 

@@ -53,7 +53,7 @@ from modernbert_train.distributed import orphans, scratch  # noqa: E402
 from modernbert_train.distributed.gpus import count_gpus  # noqa: E402
 from modernbert_train.distributed.launched import note_blamed  # noqa: E402
 from modernbert_train.errors import HangError, exit_code_of  # noqa: E402
-from modernbert_train.plan.resolve import HANDED_OVER, Purpose, resolve, with_later_mistakes  # noqa: E402
+from modernbert_train.plan.resolve import Purpose, hand_over, resolve, with_later_mistakes  # noqa: E402
 
 
 @lasting_output()
@@ -89,7 +89,7 @@ def _launch(options: argparse.Namespace, train: list[str]) -> int:
     if topology.num_ranks > 1:  # else `train` does, in this process
         purpose: Purpose = "train" if topology.node_rank in (None, 0) else "join"
         run = resolve(config, topology.num_ranks, purpose=purpose, fresh=options.fresh)
-        os.environ[HANDED_OVER] = run.digest if purpose == "train" else ""
+        hand_over(run if purpose == "train" else None)
     stop_after = seconds_until_stop(config.launch, os.environ, time.time())
     if stop_after is not None:
         timer = threading.Timer(stop_after, os.kill, (os.getpid(), signal.SIGUSR1))

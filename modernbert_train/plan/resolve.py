@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,20 +40,19 @@ from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import HasMemory, checkpoint_bytes
 from modernbert_train.plan.memory_fit import too_large
-from modernbert_train.plan.speed_settings import RunGpus, close_settings, on_gpu
+from modernbert_train.plan.speed_settings import RunGpus, close_settings
 
 if TYPE_CHECKING:
     from modernbert_train.weights.names import NamedModel
 
 FORMAT = 1
-HANDED_OVER = "MODERNBERT_TRAIN_RESOLVED"  # set by launch/run.py: the digest of the run that it has resolved
+HANDED_OVER = "MODERNBERT_TRAIN_RESOLVED"  # set by `hand_over`: digest of the resolved run, and the GPU that it fits
 Look = Callable[[], object]
-Purpose = Literal["check", "train", "join", "submit", "plan", "assume", "measure", "use"]
+Purpose = Literal["train", "join", "submit", "plan", "assume", "measure", "use"]
 # the checks of each use of a run
 LOOKS: dict[Purpose, tuple[str, ...]] = {
-    "check": ("data", "store", "packages", "memory", "folder"),
-    "train": ("data", "store", "packages", "folder"),  # `close_for_gpus` looks at memory, by the GPUs that train
-    "join": ("data", "store", "packages"),  # a machine of several that need not see the run's folder
+    "train": ("data", "store", "packages", "memory", "folder"),
+    "join": ("data", "store", "packages", "memory"),  # a machine of several that need not see the run's folder
     "submit": ("memory",),  # a job file: the job starts elsewhere
     "plan": ("data if here",),
     "assume": (),  # a plan of assumed documents
@@ -72,6 +71,7 @@ class Resolved:
         ranks: number of training processes.
         facts: facts of its data, if they were looked at.
         lines: lines for the banner on the automatic settings.
+        gpu: the GPUs that it fits; None if no memory was looked at.
     """
 
     asked: RunConfig
@@ -79,6 +79,7 @@ class Resolved:
     ranks: int
     facts: DataFacts | None = None
     lines: tuple[str, ...] = ()
+    gpu: RunGpus | None = None
 
     @property
     def decided(self) -> dict[str, Any]:
@@ -94,6 +95,7 @@ class Resolved:
             "home": str(Path.cwd()),
             "decided": self.decided,
             "lines": self.lines,
+            "gpu": None if self.gpu is None else asdict(self.gpu),
             "asked": flat(self.asked),
         }
         return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
@@ -101,7 +103,7 @@ class Resolved:
     @property
     def digest(self) -> str:
         """A hash by which another process recognises the same run on as many ranks."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        return hashlib.sha256(replace(self, gpu=None).to_json().encode()).hexdigest()
 
     @classmethod
     def from_json(cls, text: str, asked: RunConfig) -> Resolved:
@@ -124,14 +126,15 @@ class Resolved:
                     "same YAML and overrides."
                 )
         config = with_settings(asked, tree["decided"])
-        return cls(asked, config, tree["ranks"], lines=tuple(tree["lines"]))
+        gpu = None if tree["gpu"] is None else RunGpus.from_json(tree["gpu"])
+        return cls(asked, config, tree["ranks"], lines=tuple(tree["lines"]), gpu=gpu)
 
 
 def resolve(
     config: RunConfig,
     num_ranks: int = 1,
     *,
-    purpose: Purpose = "check",
+    purpose: Purpose = "train",
     fresh: bool = False,
     gpu: HasMemory | None = None,
 ) -> Resolved:
@@ -146,18 +149,20 @@ def resolve(
         gpu: the kind that would train; None: the largest visible on this machine, else launch.gpu.
 
     Returns:
-        The run, and the facts of its data if they were looked at, with the settings of speed still open.
+        The run, the facts of its data and the GPU that it fits, if they were looked at, with the settings of speed
+        still open.
 
     Raises:
         RunError: a line, or a few, for each mistake. A wrong configuration sets the exit code before wrong data, and
             wrong data before the disk.
     """
     facts: list[DataFacts] = []
-    looks = LOOKS[purpose]
+    looks, fits = LOOKS[purpose], None
     mistakes = [*_mistakes(_of_itself(config, num_ranks, purpose, facts))]
     if "memory" in looks and not mistakes:
         gpu = gpu or (named_gpu(config) if purpose == "submit" else _gpu_of(config))
-        mistakes = [*_mistakes(iter([lambda: _check_memory(config, num_ranks, gpu)]))]
+        fits = None if gpu is None else RunGpus.of_kind(gpu)
+        mistakes = [*_mistakes(iter([lambda: _check_memory(config, num_ranks, fits, fresh)]))]
     if "folder" in looks and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
         mistakes += _mistakes(_of_its_folder(config, fresh))
     if len(mistakes) == 1:
@@ -165,7 +170,7 @@ def resolve(
     for kind in (ConfigError, DataError, StorageError, RunError):
         if any(isinstance(mistake, kind) for mistake in mistakes):
             raise kind("\n".join(map(str, mistakes)))
-    return Resolved(config, config, num_ranks, facts[0] if facts else None)
+    return Resolved(config, config, num_ranks, facts[0] if facts else None, gpu=fits)
 
 
 def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
@@ -178,11 +183,13 @@ def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
     Raises:
         RunError: see `resolve`.
     """
-    return resolve(config, purpose="train", fresh=fresh) if from_launcher("WORLD_SIZE", 1) == 1 else None
+    return resolve(config, fresh=fresh) if from_launcher("WORLD_SIZE", 1) == 1 else None
 
 
 def close_for_gpus(run: Resolved, gpus: RunGpus | None, *, fresh: bool = False) -> Resolved:
-    """Fill the open keys of a run for the GPUs that train it, and compare its memory with theirs.
+    """Fill the open keys of a run for the GPUs that train it.
+
+    Its memory is compared with theirs, unless `resolve` has compared it with the same GPUs.
 
     Args:
         run: by `resolve`.
@@ -196,17 +203,26 @@ def close_for_gpus(run: Resolved, gpus: RunGpus | None, *, fresh: bool = False) 
     config, lines = close_settings(run.asked, gpus=gpus, ranks=run.ranks, fresh=fresh)
     if config.compute.search and (gpus is None or not config.compute.compile):
         raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
-    if gpus is not None:
+    if gpus is not None and not (run.gpu is not None and gpus.hold_as(run.gpu, run.ranks)):
         _refuse(too_large(config, gpus, run.ranks))
-    elif (gain := cpu_gain_line(config.compute.precision)) is not None:
+    if gpus is None and (gain := cpu_gain_line(config.compute.precision)) is not None:
         lines.append(gain)
     return replace(run, config=config, lines=tuple(lines))
 
 
+def hand_over(run: Resolved | None) -> None:
+    """Let the ranks that this process starts trust its resolved run; None: they resolve it themselves."""
+    gpu = None if run is None or run.gpu is None else asdict(run.gpu)
+    os.environ[HANDED_OVER] = "" if run is None else f"{run.digest} {json.dumps(gpu)}"
+
+
 def handed_over(config: RunConfig, num_ranks: int) -> Resolved | None:
     """Return the run if the launcher of this process has resolved it, with the same keys for as many ranks."""
+    digest, _, gpu = os.environ.get(HANDED_OVER, "").partition(" ")
     run = Resolved(config, config, num_ranks)
-    return run if os.environ.get(HANDED_OVER) == run.digest else None
+    if digest != run.digest:
+        return None
+    return run if gpu == "null" else replace(run, gpu=RunGpus.from_json(json.loads(gpu)))
 
 
 @contextmanager
@@ -274,14 +290,15 @@ def _gpu_of(config: RunConfig) -> HasMemory | None:
     return max(shown, key=lambda gpu: gpu.memory_bytes, default=named_gpu(config))
 
 
-def _check_memory(config: RunConfig, num_ranks: int, gpu: HasMemory | None) -> None:
+def _check_memory(config: RunConfig, num_ranks: int, gpu: RunGpus | None, fresh: bool) -> None:
     """Reject a run that by `plan`'s prediction exceeds the whole memory of a GPU of this kind.
 
     Raises:
         ConfigError: a line for each phase, with the microbatch to set.
     """
     if gpu is not None:
-        _refuse(too_large(on_gpu(config, gpu, num_ranks), gpu, num_ranks))
+        closed = close_settings(config, gpus=gpu, ranks=num_ranks, fresh=fresh).config
+        _refuse(too_large(closed, gpu, num_ranks))
 
 
 def _check_second_home(url: str | None) -> None:

@@ -41,6 +41,7 @@ CPU, OLD_GPU, GPU = "a CPU", "a GPU that cannot compile", "a GPU of capability 8
 OLDEST = (8, 0)  # minimum capability of GPU: the first with bf16
 # slowdown of a run that is neither compiled nor fused: ModernBERT-base on 8 H100 by `plan` (a test)
 SLOWER = 1.8
+_OF_DRIVER = 0.97  # torch counts 0.985 to 0.994 of the memory that nvidia-smi shows, without the driver's
 _ANYWHERE: dict[str, Any] = {
     # sdpa on a CPU; on a GPU models/attention/ chooses by capability and the installed FlashAttention
     "compute.attention": "auto",
@@ -78,6 +79,22 @@ class RunGpus:
     per_node: int = 8
     bf16: bool = True
     lacks: tuple[str, ...] = ()
+
+    @classmethod
+    def of_kind(cls, gpu: HasMemory) -> RunGpus:
+        """Return several GPUs of one kind, able to do everything."""
+        return gpu if isinstance(gpu, cls) else cls(gpu.label, gpu.memory_bytes, gpu.per_node, gpu.bf16)
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> RunGpus:
+        """Read the result of `asdict`."""
+        return replace(cls(**tree), lacks=tuple(tree["lacks"]))
+
+    def hold_as(self, other: RunGpus, ranks: int) -> bool:
+        """True if a run of so many ranks that fits the others fits these, which are of their kind."""
+        like = replace(self, memory_bytes=other.memory_bytes, per_node=other.per_node) == other
+        shared = self.per_node >= min(ranks, other.per_node)
+        return like and shared and self.memory_bytes > _OF_DRIVER * other.memory_bytes
 
     @classmethod
     def of_ranks(cls, gpus: list[RunGpus]) -> RunGpus:

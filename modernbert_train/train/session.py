@@ -151,7 +151,7 @@ def _resolve(
     gpus, ranks = gpus_of_run(compute), num_ranks()
 
     def decide() -> str:
-        run = resolved or handed_over(asked, ranks) or resolve(asked, ranks, purpose="train", fresh=fresh)
+        run = resolved or handed_over(asked, ranks) or resolve(asked, ranks, fresh=fresh, gpu=gpus)
         if copies is not None:
             copies.bring_back(fresh=fresh)
         return close_for_gpus(run, gpus, fresh=fresh).to_json()

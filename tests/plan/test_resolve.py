@@ -22,6 +22,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan import resolve
+from modernbert_train.plan.speed_settings import RunGpus
 from tests.support.probed import call_probed
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
@@ -411,11 +412,28 @@ def test_rules_and_data_are_looked_at_once_in_a_start(tiny_run: TinyRun, monkeyp
         looked.clear()
 
 
+def test_memory_is_compared_again_for_other_gpus_alone(tiny_run: TinyRun) -> None:
+    """A start looks once; but ranks on a smaller or a shared GPU than was seen are refused before their first step."""
+    rows = ["phases.short.batch_rows=1048576", "phases.short.batch_warmup=null"]
+    words = tiny_run("compute.device=auto", *rows, "phases.short.microbatch_tokens=4194304")
+    seen = RunGpus("NVIDIA A", 10**12)
+    run = resolve.resolve(load_run(words[:1], words[1:]), gpu=seen)
+    again = resolve.Resolved.from_json(run.to_json(), run.asked)
+    assert again.gpu == seen
+    for gpus in (replace(seen, memory_bytes=10**9), replace(seen, label="NVIDIA B", memory_bytes=10**9)):
+        with pytest.raises(ConfigError, match=r"microbatch_tokens=4194304: needs .* and NVIDIA . has 1\.0 GB"):
+            resolve.close_for_gpus(again, gpus)
+    counted = replace(seen, memory_bytes=int(0.98 * seen.memory_bytes), per_node=1)
+    assert resolve.close_for_gpus(again, counted).config.phases["short"].microbatch_tokens == 4_194_304
+
+
 def test_a_rank_trusts_its_launcher_for_the_same_run_alone(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a variable left by another launch would hide this run's mistakes."""
     words = tiny_run()
     asked = load_run(words[:1], words[1:])
     assert resolve.handed_over(asked, 2) is None
-    monkeypatch.setenv(resolve.HANDED_OVER, resolve.resolve(asked, 2).digest)
-    assert resolve.handed_over(asked, 2) == resolve.Resolved(asked, asked, 2)
+    monkeypatch.setenv(resolve.HANDED_OVER, "")
+    launched = resolve.resolve(asked, 2, gpu=RunGpus("a GPU", 10**11))
+    resolve.hand_over(launched)
+    assert resolve.handed_over(asked, 2) == replace(launched, facts=None)
     assert resolve.handed_over(asked, 1) is None and resolve.handed_over(replace(asked, seed=6), 2) is None
