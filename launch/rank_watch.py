@@ -245,7 +245,7 @@ class RankWatch:
 
 
 def _exit(code: int, message: str) -> NoReturn:
-    """End this process, whatever its other threads wait for."""
+    """End this process at once, although its other threads may wait for the store."""
     print(f"error: {message}", file=sys.stderr, flush=True)
     os._exit(code)
 

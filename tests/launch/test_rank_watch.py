@@ -74,7 +74,7 @@ def until(found: Callable[[], object], seconds: float = 20) -> None:
 
 @pytest.mark.runs
 def test_a_killed_rank_is_reported_to_all_machines_at_once(machine: Machine) -> None:
-    """The first rank of a machine has no neighbour there that would notice."""
+    """No other rank of its machine notices the end of the first one."""
     watch = machine.start(DEAF, DEAF)
     machine.ranks[0].kill()
     until(machine.told, 3)
