@@ -182,14 +182,13 @@ def _check(options: argparse.Namespace) -> None:
 def _not_checked(config: RunConfig) -> list[str]:
     """List the checks that are left to training, since they need a network, a GPU, or all of the data."""
     from modernbert_train.checkpoints.run_folder import RunFolder
-    from modernbert_train.data.remote import is_remote
-    from modernbert_train.data.shard_sizes import all_folders
+    from modernbert_train.data.shard_sizes import all_folders, is_in_store
     from modernbert_train.distributed.gpus import shown_gpus
     from modernbert_train.plan.resolve import first_weights
 
     folders = all_folders(config.data, config.evals)
-    local = [each.key for each in folders if not is_remote(each.shards)]
-    lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_remote(each.shards)]
+    local = [each.key for each in folders if not is_in_store(each)]
+    lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_in_store(each)]
     if local:
         lines.append(f"{', '.join(local)}: contents of the shards; hashes are compared when they are read")
     if not RunFolder(config).has_checkpoints():

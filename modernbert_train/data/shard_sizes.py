@@ -21,6 +21,11 @@ def all_folders(data: DataConfig, evals: Mapping[str, EvaluatorConfig]) -> list[
     return [read_folder(*named, data) for named in [*named_folders(data), *further_folders(evals)]]
 
 
+def is_in_store(folder: FolderFacts) -> bool:
+    """Return True if the shards of a folder are not on this machine."""
+    return is_remote(folder.shards)
+
+
 def check_shard_sizes(data: DataConfig, evals: Mapping[str, EvaluatorConfig]) -> None:
     """Examine every file of the local shards.
 
@@ -29,7 +34,7 @@ def check_shard_sizes(data: DataConfig, evals: Mapping[str, EvaluatorConfig]) ->
     """
     mistakes = []
     for folder in all_folders(data, evals):
-        if not is_remote(folder.shards) and (found := _wrong(folder)):
+        if not is_in_store(folder) and (found := _wrong(folder)):
             shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
             mistakes.append(
                 f"{folder.key}={folder.path}: {len(found):,} shards do not match the index: {shown}. {REMEDY}"

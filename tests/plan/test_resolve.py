@@ -20,6 +20,7 @@ import yaml
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_packages
+from modernbert_train.data import shard_sizes
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan import resolve
 from modernbert_train.plan.speed_settings import RunGpus
@@ -307,7 +308,7 @@ def test_check_says_what_it_did_not_look_at(
     assert main(["check", *tiny_run()]) == 0
     said = capsys.readouterr().out.partition("\nnot checked:\n")[2]
     assert said == "  data.train, data.validation: contents of the shards; hashes are compared when they are read\n"
-    monkeypatch.setattr(resolve, "is_remote", lambda path: path == f"{tiny_data}/train")
+    monkeypatch.setattr(shard_sizes, "is_remote", lambda path: path == f"{tiny_data}/train")
     words = ["weights.init_from=nobody/has-this", f"checkpoint.copy_to=file://{tmp_path}/second"]
     assert main(["check", *tiny_run(*words)]) == 0
     said = capsys.readouterr().out.partition("\nnot checked:\n")[2]

@@ -19,10 +19,11 @@ from modernbert_train.checkpoints.manifest import WEIGHTS
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.schema import RunConfig, StartConfig
+from modernbert_train.data.facts import DataFacts, read_facts
+from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.train import session
 from modernbert_train.train.start import Start, check_same_data
-from modernbert_train.vocabulary import read_vocabulary
 from tests.support.small_checkpoint import CONFIG, state_of, write
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
@@ -40,9 +41,9 @@ def write_run(config: RunConfig, steps: dict[int, tuple[int, str]], *, average: 
     folder = RunFolder(config)
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.save_config()
-    sha256 = read_vocabulary(config.data.tokenizer).sha256
+    data = data_fingerprint(read_facts(config.data))
     for step, (tokens, phase) in steps.items():
-        state = state_of(step, tokens=tokens, phase=phase, tokenizer=sha256)
+        state = replace(state_of(step, tokens=tokens, phase=phase), data=data)
         if average:
             state = replace(state, training=None, average=[Averaged("step-00000001", 1, 10, 1.0)])
         write(folder.checkpoints, step, config=config, state=state)
@@ -65,7 +66,7 @@ class Place:
         self._found = "nothing to train"
         runs.mkdir()
         monkeypatch.setattr(session, "_build", self._note)
-        monkeypatch.setattr(session, "_fit", lambda *_: None)
+        monkeypatch.setattr(session, "_run", lambda *_: None)
 
     def has(self, *overrides: str, steps: dict[int, tuple[int, str]], average: bool = False) -> Path:
         """See `write_run`."""
@@ -76,7 +77,7 @@ class Place:
         session.train(read_run(self._words(*SMALL, *overrides)), fresh=fresh)
         return self._found
 
-    def _note(self, run: Any, folder: RunFolder, compute: Any, start: Start, *_: Any) -> None:
+    def _note(self, run: Any, facts: DataFacts, folder: RunFolder, compute: Any, start: Start, *_: Any) -> None:
         if start.checkpoint is None:
             origin = start.origin
             self._found = "scratch" if origin is None else f"scratch with the weights of {name(origin.source.folder)}"
