@@ -156,6 +156,7 @@ def _check(options: argparse.Namespace) -> None:
     from modernbert_train.data.check import describe_streams, few_predictions, unread_rows, without_words
     from modernbert_train.data.shard_sizes import check_shard_sizes
     from modernbert_train.plan.gpus import GPUS
+    from modernbert_train.plan.not_checked import not_checked
 
     facts = resolve(config, options.ranks, gpu=GPUS[options.gpu] if options.gpu else None).facts
     assert facts is not None
@@ -175,41 +176,8 @@ def _check(options: argparse.Namespace) -> None:
         from modernbert_train.data.labelled import describe_labelled
 
         print(*describe_labelled(config.evals), sep="\n")
-    if lines := _not_checked(config):
+    if lines := not_checked(config):
         print("\nnot checked:", *lines, sep="\n  ")
-
-
-def _not_checked(config: RunConfig) -> list[str]:
-    """List the checks that are left to training, since they need a network, a GPU, or all of the data."""
-    from modernbert_train.checkpoints.run_folder import RunFolder
-    from modernbert_train.data.shard_sizes import all_folders, is_in_store
-    from modernbert_train.distributed.gpus import shown_gpus
-    from modernbert_train.plan.resolve import first_weights
-
-    folders = all_folders(config.data, config.evals)
-    local = [each.key for each in folders if not is_in_store(each)]
-    lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_in_store(each)]
-    if local:
-        lines.append(f"{', '.join(local)}: contents of the shards; hashes are compared when they are read")
-    if not RunFolder(config).has_checkpoints():
-        lines += [_of_weights(*named) for named in first_weights(config)]
-    if config.compute.device == "cuda" and not shown_gpus():
-        lines.append("compute.device=cuda: there is no GPU here; kernels, precision and memory where it trains")
-    if config.checkpoint.copy_to is not None:
-        lines.append(f"checkpoint.copy_to={config.checkpoint.copy_to}: whether the store can be written")
-    return lines
-
-
-def _of_weights(key: str, name: str) -> str:
-    if Path(name).exists():
-        return f"{key}={name}: whether the weights are complete, and fit"
-    from modernbert_train.weights.names import NamedModel
-
-    if NamedModel("hub", Path(name)).folder is not None:
-        return f"{key}={name}: a model of the hub that is in this machine's cache; whether it is whole, and fits"
-    return (
-        f"{key}={name}: a model of the hub that is not in this machine's cache; whether the hub gives it, and it fits"
-    )
 
 
 def _vocabulary_lines(config: RunConfig, facts: DataFacts) -> list[str]:

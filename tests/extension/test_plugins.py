@@ -199,3 +199,33 @@ def test_an_objective_of_a_plugin_refuses_what_it_cannot_train(
         assert main(["check", *tiny_run("plugins=[even_tokens]", *words)]) == 78
         refused = [line for line in capsys.readouterr().err.splitlines() if "objective.every" in line]
         assert refused == [f"error: {place}objective.every=7 does not divide model.hidden_size=32. Set 2."]
+
+
+TAGGED = """\
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from modernbert_train.config.plugins import add
+from modernbert_train.config.schema import EvaluatorConfig, ObjectiveConfig
+
+@dataclass(frozen=True, kw_only=True)
+class TaggedConfig(EvaluatorConfig):
+    name: str = "tagged"
+
+    def mistakes(self, here: str, objective: ObjectiveConfig) -> Iterator[str]:
+        if objective.name != "tag":
+            yield f"{here}.name=tagged with objective.name={objective.name}: it measures tags. Remove it."
+
+add(TaggedConfig, evaluator="tagged_words.build:Tagged")
+"""
+
+
+def test_an_evaluation_of_a_plugin_refuses_a_run_that_it_cannot_measure(
+    tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the run would end at its first evaluation, after hours of training."""
+    (folder / "tagged_words").mkdir()
+    (folder / "tagged_words/__init__.py").write_text(TAGGED)
+    assert main(["check", *tiny_run("plugins=[tagged_words]", "evals={words: {name: tagged}}")]) == 78
+    refused = [line for line in capsys.readouterr().err.splitlines() if "tagged" in line]
+    assert refused == ["error: evals.words.name=tagged with objective.name=mlm: it measures tags. Remove it."]
