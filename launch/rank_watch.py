@@ -199,7 +199,7 @@ class RankWatch:
                     os.kill(rank.pid, signal.SIGKILL)
         most = _OWN_SECONDS + STUCK_SECONDS + LINGER_SECONDS
         if seconds > most and not any(rank.runs and rank.left for rank in ranks):
-            _exit(first_error["code"], entry_text(first_error))
+            _exit(first_error["code"], f"error: {entry_text(first_error)}")
 
     def _end_stuck(self, ranks: list[Rank]) -> None:
         """End the launcher some seconds after all ranks have ended, if its agent still waits for the store."""
@@ -208,7 +208,7 @@ class RankWatch:
         patience = STUCK_SECONDS + LINGER_SECONDS if self.holds_store else ANSWER_SECONDS
         if self._ended_at is not None and time.monotonic() - self._ended_at > patience:
             first = min(errors, key=lambda each: each["timestamp"])
-            _exit(first["code"], first["message"])
+            _exit(first["code"], f"error: {first['message']}")
         if ranks and all(not rank.runs and exit_code(rank.pid) == 0 for rank in ranks):
             self.finished_at = self.finished_at or time.monotonic()  # before the agent has seen it
         finished = self.finished_at
@@ -233,7 +233,7 @@ class RankWatch:
             for pid in rank_processes():
                 os.kill(pid, signal.SIGKILL)
             numbers = ", ".join(map(str, sorted(self.frozen)))
-            _exit(HangError.exit_code, f"rank {numbers} on {socket.gethostname()} {NO_SIGN_OF_LIFE}")
+            _exit(HangError.exit_code, f"error: rank {numbers} on {socket.gethostname()} {NO_SIGN_OF_LIFE}")
 
     def _errors(self) -> list[dict[str, Any]]:
         """Read the errors that this machine's ranks have ended with; see fail_together.py."""
@@ -246,7 +246,7 @@ class RankWatch:
 
 def _exit(code: int, message: str) -> NoReturn:
     """End this process at once, although its other threads may wait for the store."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)
     os._exit(code)
 
 
