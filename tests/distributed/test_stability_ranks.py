@@ -20,11 +20,10 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.data.facts import read_facts
 from modernbert_train.errors import UnstableRun
-from modernbert_train.train import build, session
+from modernbert_train.train import session
 from modernbert_train.train.step_numbers import squared_gradient
-from tests.support.faulty import Fault, at_fault
+from tests.support.faulty import Fault, at_fault, first_document
 from tests.support.gloo import run_ranks
 from tests.support.tiny_run import TinyRun
 
@@ -85,16 +84,6 @@ def fault_of(folder: Path) -> dict[str, Any]:
     return json.loads(line)
 
 
-def first_document(words: list[str], step: int, rank: int, microbatch: int) -> dict[str, Any]:
-    config = read_run(words)
-    loader = build.build_data(config, read_facts(config.data)).loader(rank=rank, num_ranks=2)
-    plans = loader.plans()
-    for _ in range(step):
-        rows, plan = next(plans)
-    chunk = rows[microbatch * plan.microbatch_rows][0]
-    return chunk._asdict() | {"stream": "train"}
-
-
 @pytest.mark.runs
 @pytest.mark.timeout(180)
 def test_a_fault_on_one_rank_is_one_decision_of_all(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -112,11 +101,11 @@ def test_a_fault_on_one_rank_is_one_decision_of_all(tiny_run: TinyRun, tmp_path:
             assert "hardware" in where["place"]
         elif fault.kind == "spike":
             assert "largest gradient in" in where["place"]
-            assert where["documents"][0] == first_document([*words, LATE[0]], 10, 1, 1)
+            assert where["documents"][0] == first_document([*words, LATE[0]], 10, 1, 1, 2)
         else:
             module = {"forward": "model.layers.2.mlp, forward", "backward": "model.layers.2.mlp.Wo, backward"}
             assert where["place"] == module[fault.kind], name
-            assert where["documents"] == [first_document(words, 4, 1, 1)], name
+            assert where["documents"] == [first_document(words, 4, 1, 1, 2)], name
         newest, passed_over = newest_valid(folder / "checkpoints")
         assert newest is not None and not passed_over
         assert all(bool(torch.isfinite(tensor).all()) for tensor in newest.weights().values()), name

@@ -17,8 +17,11 @@ import torch
 from composer.utils import dist
 from torch import Tensor
 
+from modernbert_train.__main__ import read_run
+from modernbert_train.data.facts import read_facts
 from modernbert_train.models.layers import GeGLU
 from modernbert_train.train.adapters import ComposerObjective
+from modernbert_train.train.build import build_data
 from modernbert_train.train.checkpointing import Checkpoints
 from modernbert_train.train.step import Loop
 
@@ -104,3 +107,12 @@ def at_fault(*faults: Fault, kill_at: int | None = None) -> Iterator[None]:
         patch.object(GeGLU, "forward", mlp),
     ):
         yield
+
+
+def first_document(words: list[str], step: int, microbatch: int, rank: int = 0, num_ranks: int = 1) -> dict[str, Any]:
+    """Return the first chunk of a rank's microbatch, from the plan only."""
+    config = read_run(words)
+    plans = build_data(config, read_facts(config.data)).loader(rank, num_ranks).plans()
+    for _ in range(step):
+        rows, plan = next(plans)
+    return rows[microbatch * plan.microbatch_rows][0]._asdict() | {"stream": "train"}

@@ -17,13 +17,11 @@ import torch
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
 from modernbert_train.checkpoints.saved_state import GuardState
-from modernbert_train.data.facts import read_facts
 from modernbert_train.errors import UnstableRun
 from modernbert_train.models.layers import GeGLU
 from modernbert_train.train import session
-from modernbert_train.train.build import build_data
 from modernbert_train.train.checkpointing import Checkpoints
-from tests.support.faulty import Fault, Killed, at_fault
+from tests.support.faulty import Fault, Killed, at_fault, first_document
 from tests.support.tiny_run import TinyRun
 
 # 8 steps of 4 microbatches, each step saved
@@ -72,17 +70,6 @@ def assert_same_run(one: Path, other: Path) -> None:
     last = lines(one, "step")[-1]["step"]
     assert_same(checkpoint(one, last), checkpoint(other, last))
     assert guard_of(one, last) == guard_of(other, last)
-
-
-def first_document(words: list[str], step: int, microbatch: int) -> dict[str, Any]:
-    """Return the first chunk of a microbatch, from the plan only."""
-    config = read_run(words)
-    loader = build_data(config, read_facts(config.data)).loader(rank=0, num_ranks=1)
-    plans = loader.plans()
-    for _ in range(step):
-        rows, plan = next(plans)
-    chunk = rows[microbatch * plan.microbatch_rows][0]
-    return chunk._asdict() | {"stream": "train"}
 
 
 @pytest.mark.runs
