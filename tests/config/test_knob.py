@@ -59,21 +59,8 @@ def test_a_fact_of_a_section_holds_within_it() -> None:
     assert phased_keys(Part) == phased_keys(Part()) == ["share"]
 
 
-def test_what_may_change_is_what_trains_nothing_else() -> None:
-    """Samples of the list that used to be kept by hand."""
-    changeable = (
-        "name",
-        "compute.attention",
-        "compute.threads",
-        "optim.fused",
-        "eval.max_tokens",
-        "launch.env.A",
-        "data.streams.web.path",
-        "profile.steps",
-    )
-    fixed = ("seed", "optim.lr", "model.num_layers", "data.streams.web.tokens", "compute.precision")
-    assert all(may("restart", RunConfig, key) for key in changeable)
-    assert not any(may("restart", RunConfig, key) for key in fixed)
+def test_what_may_differ_between_machines_is_where_things_are() -> None:
+    """What may change between starts: checkpoints/test_what_may_change.py."""
     assert all(may("local", RunConfig, key) for key in ("launch.nodes", "data.train", "data.cache_folder"))
     assert not any(may("local", RunConfig, key) for key in ("runs_folder", "data.num_workers", "data.mix_by"))
 

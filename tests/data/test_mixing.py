@@ -54,33 +54,6 @@ def test_every_prefix_and_every_range_keeps_to_the_shares(weights: list[int], da
         assert max(abs(mine[end] - mine[begin]) for end in range(len(mine)) for begin in range(end + 1)) < 2 * most
 
 
-def test_chunks_of_one_size_by_hand() -> None:
-    """Shares of 2, 1 and 1 quarters."""
-    queue = FairQueue([2, 1, 1])
-    assert [queue.give([5, 5, 5]) for _ in range(8)] == [0, 1, 0, 2, 0, 1, 0, 2]
-
-
-def test_twice_as_long_chunks_come_half_as_often() -> None:
-    queue = FairQueue([1, 1])
-    given_out = [queue.give([20, 10]) for _ in range(300)]
-    assert given_out.count(0) == 100
-    assert max(sum(1 for s in given_out[at : at + 6] if s == 0) for at in range(290)) <= 3
-
-
-@settings(max_examples=50, deadline=None)
-@given(Weights, st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(0, 40))
-def test_a_queue_continues_from_its_lags_alone(weights: list[int], sizes: list[int], stop: int) -> None:
-    def give(queue: FairQueue, part: list[int]) -> list[int]:
-        return [queue.give([size + stream for stream in range(len(weights))]) for size in part]
-
-    whole, first = FairQueue(weights), FairQueue(weights)
-    expected = give(whole, sizes)
-    begun = give(first, sizes[:stop])
-    second = FairQueue(weights)
-    second.lag = json.loads(json.dumps(first.lag))
-    assert begun + give(second, sizes[stop:]) == expected
-
-
 def test_no_rounding_gathers_over_a_long_run() -> None:
     """A tenth is a tenth: after 700,000 tokens in chunks of 7, exactly a tenth; floats would be off."""
     weights = phase_weights(

@@ -126,18 +126,6 @@ def test_the_packer_equals_the_plain_rule(stream: tuple[tuple[int, list[int]], i
 
 
 @settings(max_examples=50, deadline=None)
-@given(Streams)
-def test_every_chunk_appears_once_and_no_row_overflows(stream: tuple[tuple[int, list[int]], int, int]) -> None:
-    (row_tokens, lengths), window, max_wait = stream
-    packer = GreedyPacker(row_tokens, window, max_wait)
-    for document, length in enumerate(lengths):
-        packer.place(Chunk(0, document, 0, length))
-    rows = all_rows(packer)
-    assert sorted(chunk.document for row in rows for chunk in row) == list(range(len(lengths)))
-    assert all(0 < used(row) <= row_tokens for row in rows)
-
-
-@settings(max_examples=50, deadline=None)
 @given(st.integers(8, 60), st.lists(st.integers(1, 300), max_size=20))
 def test_cutting_covers_a_document_exactly(row_tokens: int, lengths: list[int]) -> None:
     packer = GreedyPacker(row_tokens, 4, 100)
@@ -165,14 +153,6 @@ def test_no_chunk_waits_longer_than_promised(stream: tuple[tuple[int, list[int]]
         assert len(packer.waiting()) - sum(map(len, packer.ready)) <= window  # memory is bounded too
     for index, row in enumerate(all_rows(packer)):
         assert all(index - placed_at[chunk.document] <= max_wait + window for chunk in row)
-
-
-def test_full_rows_do_not_hold_up_a_short_chunk_for_ever() -> None:
-    packer = GreedyPacker(row_tokens=20, window=8, max_wait=5)
-    packer.place(Chunk(0, 0, 0, 1))
-    for document in range(1, 8):
-        packer.place(Chunk(0, document, 0, 17))  # 19 tokens: a full row
-    assert [row[0].document for row in packer.ready] == [1, 2, 3, 4, 5, 0, 6, 7]
 
 
 @settings(max_examples=50, deadline=None)

@@ -31,23 +31,6 @@ def walk(chunks: ShuffledChunks, epoch: int, chunk_tokens: int) -> list[tuple[in
     return [tuple(chunk) for block in blocks for chunk in block]
 
 
-@settings(max_examples=50, deadline=None)
-@given(Shards, st.integers(1, 5), st.integers(0, 2**31 - 1), st.integers(0, 3), st.integers(1, 50))
-def test_an_epoch_holds_every_token_once(
-    shards: list[list[int]], block: int, seed: int, epoch: int, chunk_tokens: int
-) -> None:
-    """Chunks are as long as they may be, but for the rest at the end of a document."""
-    chunks = make(shards, block, seed)
-    lengths = [length for shard in shards for length in shard]
-    expected = [
-        (document, start, min(chunk_tokens, length - start))
-        for document, length in enumerate(lengths)
-        for start in range(0, length, chunk_tokens)
-    ]
-    assert sorted(walk(chunks, epoch, chunk_tokens)) == expected
-    assert chunks.num_tokens == sum(lengths)
-
-
 def test_a_block_comes_from_its_own_few_shards() -> None:
     """So that a reader holds only these in memory, and the others may lie far away."""
     shards = [[5] * number for number in (7, 3, 5, 4, 6, 8, 2)]
@@ -66,14 +49,6 @@ def test_chunks_of_a_long_document_are_spread_over_its_block() -> None:
     assert all(2 <= part.sum() <= 18 for part in np.split(long, 10))
     starts = chunks[long, 1]
     assert (np.diff(starts) != 10).sum() > 90  # and in no order
-
-
-def test_epochs_seeds_and_blocks_have_orders_of_their_own() -> None:
-    shards = [[5] * 10] * 6
-    orders = [walk(make(shards, 2, seed), epoch, 10) for seed in (1, 2) for epoch in (0, 1)]
-    assert len({tuple(order) for order in orders}) == 4
-    first, second = (make(shards, 3).block(0, block, 10)[:, 0] for block in (0, 1))
-    assert (np.argsort(first) != np.argsort(second)).any()
 
 
 def test_pinned_order_never_changes() -> None:
