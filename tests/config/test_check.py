@@ -58,6 +58,12 @@ BROKEN = {
     "stability.spike_window_batches=7": "stability.spike_window_batches=7: must be at least 8 and at most 1,048,576",
     "optim.lr=0": "optim.lr=0.0: must be above 0 and at most 1, usual rates lie between 1e-5 and 1e-2",
     "optim.betas=[0.9, 1.0]": "optim.betas[1]=1.0: must be at least 0 and below 1.",
+    "optim={name: muon, momentum: 1.0}": "optim.momentum=1.0: must be at least 0 and below 1",
+    "optim={name: normuon, row_beta: -0.1}": "optim.row_beta=-0.1: must be at least 0 and below 1",
+    "optim={name: muon, newton_schulz_iterations: 0}": "optim.newton_schulz_iterations=0: must be at least 1 and at "
+    "most 100, since without one nothing is",
+    "optim={name: muon, adam_lr_ratio: 0}": "optim.adam_lr_ratio=0.0: must be above 0",
+    "optim={name: muon, adam_decay_ratio: -1}": "optim.adam_decay_ratio=-1.0: must be at least 0",
     "seed=-1": "seed=-1: must be at least 0",
     "eval={times_per_phase: 3, interval_tokens: 5}": "eval.times_per_phase=3 and eval.interval_tokens=5: both define",
     "eval.row_tokens=7": "eval.row_tokens=7: must be at least 8",
