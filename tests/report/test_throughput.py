@@ -10,12 +10,8 @@ import torch
 
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import (
-    BertConfig,
-    CausalLmConfig,
     MaskedLmConfig,
     ModernBertConfig,
-    PermutationLmConfig,
-    SentenceOrderConfig,
 )
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
 from modernbert_train.data.planner import BatchPlan, StreamCount
@@ -51,46 +47,6 @@ def test_flops_are_those_of_the_pairs_of_tokens_that_see_each_other() -> None:
         forward += 2 * 2 * width * pairs[None if layer in (0, 3) else 8]
     forward += 2 * predicted * (width * width + width * 512)
     assert training_flops(ROWS, {"mlm": predicted}, MODEL, MLM) == pytest.approx(3 * forward, rel=1e-12)
-
-
-def test_flops_of_another_encoder_in_causal_order() -> None:
-    """BERT has one matrix into its feed-forward and no window; a token sees itself and the tokens before it."""
-    model = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
-    lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
-    predicted = sum(lengths) - len(lengths)
-    forward = 3 * 2 * sum(lengths) * (4 * 32 * 32 + 2 * 32 * 48)
-    forward += 3 * 4 * 32 * sum(n * (n + 1) // 2 for n in lengths)
-    forward += 2 * predicted * (32 * 32 + 32 * 512)
-    counts = {"causal": predicted}
-    assert training_flops(ROWS, counts, model, CausalLmConfig()) == pytest.approx(3 * forward, rel=1e-12)
-
-
-def test_flops_of_permuted_orders() -> None:
-    """Query tokens are computed but do not count on the clock; the keys of a token are averaged."""
-    model = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
-    objective = PermutationLmConfig()
-    lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
-    queries = sum(n - 2 for n in lengths) / 6
-    forward = 3 * 2 * (sum(lengths) + queries) * (4 * 32 * 32 + 2 * 32 * 48) + 2 * 20 * (32 * 32 + 32 * 512)
-    for n in lengths:
-        asked, plain = (n - 2) / 6, (n - 2) * 5 / 6
-        seen = plain * n + sum_to(asked + 2) + asked * (plain + (asked + 1) / 2)
-        forward += 3 * 4 * 32 * seen
-    assert training_flops(ROWS, {"permutation": 20}, model, objective) == pytest.approx(3 * forward, rel=1e-12)
-
-
-def sum_to(count: float) -> float:
-    """Return 1 + 2 + ... + count."""
-    return count * (count + 1) / 2
-
-
-def test_flops_of_pairs() -> None:
-    """A pair has one more special token, and its head reads only [CLS]; also for a batch without a pair."""
-    objective = SentenceOrderConfig()
-    with_pairs, without = (training_flops(ROWS, {"mlm": 30, "sop": n}, MODEL, objective) for n in (3, 0))
-    assert with_pairs - without == pytest.approx(3 * 3 * 2 * (32 * 32 + 2 * 32), rel=1e-6)
-    longer = tuple(tuple(chunk._replace(length=chunk.length + 1) for chunk in row) for row in ROWS)
-    assert without == pytest.approx(training_flops(longer, {"mlm": 30}, MODEL, MLM), rel=1e-12)
 
 
 def test_the_peak_is_known_only_where_the_datasheet_is() -> None:
