@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from modernbert_train.__main__ import main
+from modernbert_train.cli.verbs import BY_NAME
 from tests.support.pages import commands
 from tests.support.paths import ROOT
 
@@ -173,3 +175,12 @@ def test_the_command_of_a_task_is_on_its_page_where_it_is_run() -> None:
 def test_it_is_short_and_its_words_are_those_of_the_field() -> None:
     assert len(README.splitlines()) <= 150
     assert not re.search(r"\b(goes on|at hand|told|stands)\b", README)
+
+
+def test_the_skill_has_its_form_and_every_command_of_it_is_a_verb() -> None:
+    """An assistant finds it by its head (agentskills.io), and types what it says without looking further."""
+    text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
+    head = yaml.safe_load(text.split("---\n")[1])
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", head["name"]) and 0 < len(head["description"]) <= 1024
+    typed = re.findall(r"\$P ([a-z]+)", text)
+    assert len(typed) > 12 and {*typed} <= BY_NAME.keys()
