@@ -48,16 +48,17 @@ class StandIn:
         if parts[:2] == ["api", "models"]:
             return self._model("/".join(parts[2:4]), parts[4:], method, body)
         if parts[:2] == ["api", "datasets"]:
-            name = "/".join(parts[2:4])
-            files = [{"rfilename": file} for file in self.datasets[name]]
-            return 200, {}, json.dumps({"id": name, "sha": "0" * 40, "siblings": files}).encode()
+            name, files = "/".join(parts[2:4]), self.datasets["/".join(parts[2:4])]
+            tree = [{"type": "file", "path": file, "size": len(files[file]), "oid": "0" * 40} for file in files]
+            about = {"id": name, "sha": "0" * 40, "siblings": [{"rfilename": file} for file in files]}
+            return 200, {}, json.dumps(tree if parts[4:5] == ["tree"] else about).encode()
         is_dataset = parts[0] == "datasets"
-        parts = parts[is_dataset:]
+        parts = [*parts[is_dataset:], "", "", "", ""]
         name, revision = "/".join(parts[:2]), parts[3]
         model = {revision: self.datasets[name]} if is_dataset else self.models.get(name, {})
         if revision not in model:
             return 404, {"X-Error-Code": "RevisionNotFound"}, b""
-        file = model[revision].get("/".join(parts[4:]))
+        file = model[revision].get("/".join(filter(None, parts[4:])))
         if file is None:
             return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": "0" * 40}, b""
         etag = hashlib.sha1(file).hexdigest()
