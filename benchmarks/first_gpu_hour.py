@@ -34,6 +34,7 @@ from modernbert_train.distributed.gpus import count_gpus, driver_version, output
 from modernbert_train.errors import ConfigError, StoppedEarly
 
 ROOT = Path(__file__).resolve().parent.parent
+REHEARSED = 5  # times as long may a part of a rehearsal take: its cores may be few, and serve other programs
 PASSED, FAILED, STOPPED, SKIPPED = "passed", "failed", "stopped at its limit", "skipped"
 MARK = "MODERNBERT_FIRST_GPU_HOUR"  # environment variable that marks all descendants of a part
 
@@ -43,12 +44,13 @@ class Running:
 
     def __init__(self, part: Part, place: Place) -> None:
         self.part, self.place = part, place
+        self.minutes = part.minutes * (REHEARSED if place.tiny else 1)
         self.words = shlex.split(part.command.format(**sizes(part, place)))
         self.log = place.out / "parts" / f"{part.name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.run, ignore_errors=True)
         self.mark = str(self.log)
-        print(f"== {part.name}: {part.what}; at most {part.minutes:g} minutes", flush=True)
+        print(f"== {part.name}: {part.what}; at most {self.minutes:g} minutes", flush=True)
         settings = {
             "CUDA_VISIBLE_DEVICES": ",".join(place.of(part)),
             "PYTHONUNBUFFERED": "1",
@@ -78,7 +80,7 @@ class Running:
         """Return how it ended; None while it runs within its time limit."""
         if (code := self.process.poll()) is not None:
             return PASSED if code == 0 else FAILED
-        return STOPPED if time.monotonic() - self.began > 60 * self.part.minutes else None
+        return STOPPED if time.monotonic() - self.began > 60 * self.minutes else None
 
     def end(self) -> None:
         """Kill all descendants of the part, since the next part needs its GPUs."""
@@ -103,7 +105,7 @@ class Running:
             last = (errors or [line for line in lines if line.strip()] or ["it printed nothing"])[-1]
             reason = f"exit code {self.process.returncode}: {last.strip()[:300]}"
         elif outcome == STOPPED:
-            reason = f"not done after {self.part.minutes:g} minutes"
+            reason = f"not done after {self.minutes:g} minutes"
         numbers: Numbers = {}
         try:
             numbers = self.part.numbers(self.place.out, self.part.name)
