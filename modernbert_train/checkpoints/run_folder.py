@@ -24,7 +24,8 @@ import os
 import re
 import socket
 import time
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -271,6 +272,20 @@ class RunFolder:
         kept = [entry for entry in entries if entry["step"] <= step]
         with _writing(self.metrics):
             write_whole(self.metrics, "".join(json.dumps(entry) + "\n" for entry in kept))
+
+
+@contextmanager
+def held(folder: Path, instead: str) -> Iterator[None]:
+    """Create a folder, and lock it so that only one command works there. `instead`: see `take_lock`.
+
+    Raises:
+        ConfigError, RunError: see `take_lock`.
+        StorageError: it cannot be written.
+    """
+    with os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or name another folder."):
+        folder.mkdir(parents=True, exist_ok=True)
+        with take_lock(folder, instead):
+            yield
 
 
 def take_lock(folder: Path, instead: str) -> IO[str]:

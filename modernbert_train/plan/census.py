@@ -53,6 +53,7 @@ class Matrix:
             a vector, the head it belongs to.
         once: its product has the same size for any number of tokens of a microbatch; not counted as FLOPs of a token.
         parts: number of these matrices stacked in one weight.
+        trained: False for weights that stay as they are, under adapters or a classifier of a frozen encoder.
     """
 
     rows: int
@@ -64,6 +65,7 @@ class Matrix:
     head: str | None = None
     once: bool = False
     parts: int = 1
+    trained: bool = True
 
     @property
     def numbers(self) -> int:
@@ -95,8 +97,8 @@ class Census:
 
     @property
     def hidden(self) -> list[Matrix]:
-        """Matrices that Muon orthogonalises, fused ones separately: all that are multiplied with, but the embedding."""
-        return [matrix for matrix in self.matrices if matrix.uses and matrix.place != "embedding"]
+        """Matrices that Muon orthogonalises, fused ones separately: all trained products, but the embedding."""
+        return [matrix for matrix in self.matrices if matrix.uses and matrix.trained and matrix.place != "embedding"]
 
     @property
     def num_global(self) -> int:
@@ -117,7 +119,9 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
     if "tokens" not in objective.heads:
         matrices = _without_tokens(matrices, idle="tokens" in objective.idle_heads)
     heads = tuple(matrix for head in objective.heads if head in HEAD_COUNTS for matrix in HEAD_COUNTS[head](model))
-    heads += _classifier(model, cast(LabelledConfig, objective)) if objective.is_labelled else ()
+    if objective.is_labelled:
+        heads += _classifier(model, labelled := cast(LabelledConfig, objective))
+        matrices = _adapted(matrices, labelled)
     heads += _projection(model, objective)
     if objective.compares and cast(ContrastiveConfig, objective).learn_temperature:
         heads += (Matrix(1, 1, "head", head="vectors"),)
@@ -376,6 +380,19 @@ def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, 
     if not objective.freeze and (model.pooler_activation is None or objective.pools):
         between = (Matrix(width, width, "head", uses=1, head=head), Matrix(width, 1, "head"))  # norm, or bias
     return *between, Matrix(logits, width, "head", uses=1, head=head), Matrix(logits, 1, "head")
+
+
+def _adapted(matrices: Iterable[Matrix], objective: LabelledConfig) -> tuple[Matrix, ...]:
+    """Return an encoder with its adapters, two matrices for each weight of a layer; `targets` may leave out some."""
+    if objective.lora is None:
+        return tuple(replace(each, trained=not objective.freeze) for each in matrices)
+    rank, found = objective.lora.rank, [replace(each, trained=False) for each in matrices]
+    for each in [each for each in found if each.place == "layer" and each.uses]:
+        found.append(replace(each, rows=rank, count=each.weights, parts=1, trained=True))
+        found.append(
+            replace(each, rows=each.parts * each.rows, columns=rank, count=each.weights, parts=1, trained=True)
+        )
+    return tuple(found)
 
 
 def _projection(model: ModelConfig, objective: ObjectiveConfig) -> tuple[Matrix, ...]:

@@ -104,8 +104,8 @@ def transfers(
     numbers = COLLECTIVES * COLLECTIVE_BYTES + (8 * ranks if strategy == "ddp" else 0)  # ddp adds each rank's time
     found = [Transfer("all_reduce", *everyone, "backward", numbers, COLLECTIVES, False, False)]
     if strategy == "ddp":
-        buckets = 4 * (parameters.total - parameters.embedding) // DDP_BUCKET_BYTES
-        last = 4 * parameters.total - buckets * DDP_BUCKET_BYTES
+        buckets = max(0, 4 * (parameters.trained - parameters.embedding)) // DDP_BUCKET_BYTES
+        last = 4 * parameters.trained - buckets * DDP_BUCKET_BYTES
         if buckets:
             found.append(
                 Transfer("all_reduce", *everyone, "backward", buckets * DDP_BUCKET_BYTES, buckets, False, True)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple, Protocol
 
+from modernbert_train.config.classify import LoraConfig
 from modernbert_train.config.schema import (
     ComputeConfig,
     EsmConfig,
@@ -28,6 +29,7 @@ from modernbert_train.config.schema import (
     ObjectiveConfig,
     OptimConfig,
 )
+from modernbert_train.plan.census import census
 from modernbert_train.plan.parameters import Parameters, count_parameters
 
 Strategy = Literal["ddp", "fsdp2", "hsdp"]
@@ -166,6 +168,19 @@ def entry_bytes(model: ModelConfig, bf16: bool) -> int:
     return 8 + norm + (0 if bf16 else 6 * kept.rotary_tables * model.head_size)
 
 
+def adapters_bytes(model: ModelConfig, lora: LoraConfig, bf16: bool, tokens: int) -> int:
+    """Return the bytes that autograd saves for adapters beyond `layers_bytes`, an upper bound.
+
+    For each matrix of a layer the input of its adapter's second matrix; with dropout also the input after it and its
+    mask. Without dropout an adapter saves the input that its matrix, if it were trained, would save.
+    """
+    c = 2 if bf16 else 4
+    adapted = [each for each in census(model).matrices if each.place == "layer" and each.uses]
+    return tokens * sum(
+        each.weights * (c * lora.rank + ((c + 1) * each.columns if lora.dropout else 0)) for each in adapted
+    )
+
+
 def outside_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, tokens: int, predicted: int) -> int:
     """Return the bytes that autograd saves outside the layers.
 
@@ -253,7 +268,7 @@ def summed_numbers(parameters: Parameters, optim: OptimConfig) -> int:
 
 def moment_numbers(parameters: Parameters, optim: OptimConfig) -> int:
     """Return how many numbers an optimizer keeps for the weights of a model."""
-    return optim.state_numbers(parameters.total, parameters.hidden, parameters.hidden_rows)
+    return optim.state_numbers(parameters.trained, parameters.hidden, parameters.hidden_rows)
 
 
 def checkpoint_bytes(model: ModelConfig, objective: ObjectiveConfig, optim: OptimConfig) -> int:
@@ -269,8 +284,8 @@ def step_numbers(parameters: Parameters, optim: OptimConfig, shards: int) -> int
     first three copies of the matrices, of which two are exchanged.
     """
     if not optim.newton_schulz_iterations:
-        return (2 if optim.bounds_update else 1) * parameters.total
-    unsharded = parameters.hidden + 2 * (parameters.total - parameters.hidden)
+        return (2 if optim.bounds_update else 1) * parameters.trained
+    unsharded = parameters.hidden + 2 * (parameters.trained - parameters.hidden)
     return unsharded if shards == 1 else max(unsharded, 3 * parameters.hidden)
 
 
@@ -303,12 +318,11 @@ def memory(
         tokens, predicted: T and M of one microbatch; `predicted` is None if texts are compared.
         step_tokens, step_texts: used if texts are compared, see `vectors_bytes`.
     """
-    c, total = (2 if bf16 else 4), parameters.total
-    own = -(-total // shards)
+    c = 2 if bf16 else 4
     copies = 2 * parameters.matrices if bf16 else 0  # autocast casts each matrix once for the whole pass, shards too
     if strategy == "ddp" or ranks == 1:
         # DDP's buckets hold a second copy of the gradients until the last microbatch; then they are the gradients
-        buffers = 4 * total if ranks > 1 else 0
+        buffers = 4 * parameters.trained if ranks > 1 else 0
     else:
         # weights are gathered in fp32: the root stays; one layer computes while the next arrives
         copies += 4 * (parameters.root + 2 * parameters.layer)
@@ -324,8 +338,8 @@ def memory(
         again = layer_bytes(model, compute, bf16) + _residual_bytes(model, compute) + c * model.intermediate_size
         layers += max(0, again * tokens - head)
     return Memory(
-        weights=4 * own,
-        gradients=4 * own,
+        weights=4 * -(-parameters.total // shards),
+        gradients=4 * -(-parameters.trained // shards),
         moments=4 * -(-moment_numbers(parameters, optim) // shards),
         copies=copies,
         buffers=buffers,

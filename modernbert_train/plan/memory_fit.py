@@ -14,6 +14,7 @@ from typing import Any, cast
 from modernbert_train.config.auto import assigned, microbatch_key, with_settings
 from modernbert_train.config.schema import (
     ContrastiveConfig,
+    LabelledConfig,
     ModelConfig,
     ObjectiveConfig,
     PhaseConfig,
@@ -25,6 +26,7 @@ from modernbert_train.plan.memory import (
     HasMemory,
     Memory,
     Strategy,
+    adapters_bytes,
     compared_bytes,
     compared_tokens_bytes,
     memory,
@@ -88,6 +90,10 @@ def phase_memory(
         step_texts=step_texts,
     )
     teacher = teacher_memory(config, name, bf16=bf16, tokens=tokens, shards=shards)
+    lora = cast(LabelledConfig, objective).lora if objective.is_labelled else None
+    if lora is not None:
+        added = adapters_bytes(config.modernbert, lora, bf16, tokens)
+        found = replace(found, layers=found.layers + added)
     found = replace(found, teacher=teacher, compared=_compared(objective, config.model, step_texts, ranks))
     if is_sparse:
         # of the global batch the gradients, for the second pass; of a microbatch vectors, their tokens and gradients

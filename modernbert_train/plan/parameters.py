@@ -27,6 +27,7 @@ class Parameters:
         hidden_rows: rows of these matrices.
         units: layers, or parts of them, that no other layer shares: FSDP2 gathers each separately.
         weights: number of tensors.
+        trained: all that have a gradient: without a frozen encoder, or one with adapters.
     """
 
     embedding: int
@@ -39,6 +40,7 @@ class Parameters:
     hidden_rows: int
     units: int
     weights: int
+    trained: int
 
     @property
     def total(self) -> int:
@@ -65,19 +67,20 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
             `hidden_rows`.
     """
     found = census(model, objective)
-    of_layers = [matrix for matrix in census(model).matrices if matrix.place == "layer"]
     tables = [m for m in found.matrices if m.place == "embedding" and m.uses]
     tables = tables or [found.matrices[0]]  # the first matrix, if no table is multiplied with
     embedding = sum(matrix.padded(shards) for matrix in tables)
     all_layers = [matrix for matrix in found.matrices if matrix.place == "layer"]
     layers = sum(matrix.padded(shards) for matrix in all_layers)
     generator = (objective or MaskedLmConfig()).generator_of(model)
+    own = found if generator is None else census(model)
     encoders = [model] if generator is None else [model, generator]
     return Parameters(
         embedding=embedding,
         layer=sum(
             matrix.padded(shards) // matrix.count * -(-matrix.count * matrix.passes // model.num_layers)
-            for matrix in of_layers
+            for matrix in own.matrices
+            if matrix.place == "layer"
         ),
         layers=layers,
         shared=sum(matrix.padded(shards) for matrix in all_layers if matrix.passes > 1),
@@ -87,4 +90,5 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
         hidden_rows=sum(matrix.count * matrix.rows for matrix in found.hidden),
         units=sum(encoder.unit_passes.count(1) for encoder in encoders),
         weights=sum(matrix.weights for matrix in found.matrices),
+        trained=sum(matrix.padded(shards) for matrix in found.matrices if matrix.trained),
     )

@@ -25,7 +25,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.best import Outcome, find_outcome, remove_others
 from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.predictions import write_predictions
-from modernbert_train.evaluate.finetune.result import PREDICTIONS, RESULT, write_figures
+from modernbert_train.evaluate.finetune.result import ADAPTER, PREDICTIONS, RESULT, write_figures
 from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import (
     FROZEN,
@@ -46,7 +46,7 @@ from modernbert_train.weights.export import export_run
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.source import Source, open_model
 
-RUN_YAML, SHARDS, PHASE, ADAPTER = "finetune.yaml", "task", "finetune", "adapter"
+RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
 
 
 def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:

@@ -18,11 +18,11 @@ from modernbert_train.errors import ConfigError, StorageError
 from modernbert_train.models.init import module_of
 from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
 from modernbert_train.weights.formats.classifiers import Classifiers, classifier_format
-from modernbert_train.weights.formats.config_json import CONFIG_JSON
+from modernbert_train.weights.formats.config_json import ADAPTER_JSON, CONFIG_JSON
 from modernbert_train.weights.formats.tensors import EMBEDDING, places_of
 from modernbert_train.weights.source import phase_objective, source_of
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 _BEGIN = "base_model.model."  # prefix of every name in peft's files
 # head -> peft's name of the task; peft has none for multiple choice
 _TASKS = {"class": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
@@ -64,7 +64,7 @@ def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Pat
     # peft saves a head as a whole module; a pooler within the encoder by its full name
     saved = sorted({name if (top := name.partition(".")[0]) in encoder else top for name in theirs})
     described = _describe(objective, objective.lora, base, sorted(targets), saved)
-    if out.exists() and not (out / CONFIG).is_file():
+    if out.exists() and not (out / ADAPTER_JSON).is_file():
         raise ConfigError(f"{out} exists and is not an adapter of this program. Remove it or name another folder.")
     with (
         os_errors_as(StorageError, f"{out}: cannot be written", "Free the disk or name another."),
@@ -74,7 +74,7 @@ def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Pat
         for name in (CONFIG_JSON, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
             if (merged / name).is_file():
                 shutil.copyfile(merged / name, new / name)
-        (new / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        (new / ADAPTER_JSON).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return out
 
 

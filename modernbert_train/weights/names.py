@@ -17,13 +17,13 @@ from modernbert_train.config.contrastive import ContrastiveConfig
 from modernbert_train.config.load import load_given, load_run
 from modernbert_train.config.model import RotaryConfig
 from modernbert_train.config.schema import ModelConfig, ModernBertConfig, RunConfig, WeightsConfig
-from modernbert_train.core.files import anything_as
+from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.vocabulary import SPARE, TOKENIZER, token_ids, tokenizer_sha256
 from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described
+from modernbert_train.weights.formats.config_json import ADAPTER_JSON, CONFIG_JSON, Described
 
 if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
@@ -106,6 +106,7 @@ def look_up(name: str | Path, runs_folder: str | None = None) -> NamedModel:
         return NamedModel("file", path)
     if path.is_dir():
         path = _encoder_in(path)
+        _refuse_adapter(path)
         read_folder(path)
         return NamedModel("folder", path)
     if runs_folder is not None and path.parent == Path(runs_folder) and path.parent.is_dir():
@@ -115,6 +116,17 @@ def look_up(name: str | Path, runs_folder: str | None = None) -> NamedModel:
             f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG_JSON}."
         )
     return NamedModel("hub", path)
+
+
+def _refuse_adapter(folder: Path) -> None:
+    if not (folder / ADAPTER_JSON).is_file() or any(folder.glob("model*.safetensors")):
+        return
+    with os_errors_as(DataError, f"{folder / ADAPTER_JSON}: cannot be read", "Restore it.", ValueError, TypeError):
+        base = read_json(folder / ADAPTER_JSON)["base_model_name_or_path"]
+    raise DataError(
+        f"{folder}: an adapter of {base}, without that model's weights. Name the merged model, hf in its run's folder, "
+        "or merge: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(FOLDER)."
+    )
 
 
 def is_hub_id(name: str | Path) -> bool:

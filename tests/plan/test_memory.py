@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from modernbert_train.config.classify import ClassifyConfig, LoraConfig
 from modernbert_train.config.schema import (
     ComputeConfig,
     EsmConfig,
@@ -27,11 +28,13 @@ from modernbert_train.config.schema import (
 from modernbert_train.models import attention
 from modernbert_train.models.attention import varlen
 from modernbert_train.models.build import build_model
+from modernbert_train.models.lora import add_adapters
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import (
     Memory,
+    adapters_bytes,
     entry_bytes,
     layers_bytes,
     memory,
@@ -212,6 +215,28 @@ def test_the_highest_point_of_a_step_is_the_predicted_one(
     found = max(event["args"]["Total Allocated"] for event in events if event.get("name") == "[memory]")
     told = planned(config, bf16, tokens=2048, predicted=640, compute=compute)
     assert told.copies + told.layers + told.head == pytest.approx(found, rel=rel)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_adapters_keep_less_than_is_predicted(monkeypatch: pytest.MonkeyPatch, bf16: bool, dropout: float) -> None:
+    """Their gradients and moments are those of the adapters alone, so a larger microbatch fits."""
+    use_kernel(monkeypatch, lambda q, k, v, layout, window: Attend.apply(q, k, v))
+    lora, tokens, predicted = LoraConfig(rank=8, dropout=dropout), 1024, 300
+    model = ModernBertForMaskedLM(SMALL, PLAIN).train()
+    model.model.requires_grad_(False)
+    add_adapters(model.model.layers, lora)
+    found = saved(model, make_batch([128] * 8, predicted), bf16)
+    told = layers_bytes(SMALL, PLAIN, bf16, tokens) + outside_bytes(SMALL, PLAIN, bf16, tokens, predicted)
+    told += adapters_bytes(SMALL, lora, bf16, tokens) + 2 * decoded(SMALL) * bf16
+    assert 0.7 * told < found < told
+    objective = ClassifyConfig(labels=("a", "b"), lora=lora)
+    own, all_weights = (count_parameters(SMALL, each) for each in (objective, replace(objective, lora=None)))
+    settings: dict[str, Any] = {"optim": StableAdamWConfig(), "bf16": bf16, "strategy": "ddp", "shards": 1, "ranks": 2}
+    settings |= {"tokens": tokens, "predicted": predicted}
+    mine, theirs = (memory(SMALL, PLAIN, each, **settings) for each in (own, all_weights))
+    assert mine.gradients == 4 * own.trained == mine.buffers and mine.moments == 8 * own.trained
+    assert own.trained < 0.1 * all_weights.trained and mine.peak < theirs.peak - 3 * theirs.gradients
 
 
 @pytest.mark.runs

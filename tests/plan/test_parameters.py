@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from modernbert_train.config.classify import ClassifyConfig, LoraConfig
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
@@ -82,6 +83,8 @@ OBJECTIVES = {
     "rtd-gdes": ReplacedTokensConfig(sharing="gdes"),
     "rtd-mlm": ReplacedTokensConfig(mlm_head=True),
     "rtd-gdes-mlm": ReplacedTokensConfig(sharing="gdes", mlm_head=True),
+    "lora": ClassifyConfig(labels=("a", "b"), lora=LoraConfig(rank=4)),
+    "frozen": ClassifyConfig(labels=("a", "b"), freeze=True),
     "contrastive": ContrastiveConfig(learn_temperature=True),
     "contrastive-late": ContrastiveConfig(pooling="late", mlm_head=True),
 }
@@ -97,7 +100,7 @@ WITH_EACH_OBJECTIVE = ("tiny", "bert", "albert, groups and turns")
         pytest.param(name, objective, id=f"{name}-{of}")
         for name in MODELS_OF_EACH_KIND
         for of, objective in OBJECTIVES.items()
-        if name in WITH_EACH_OBJECTIVE or of in ("mlm", "rtd")
+        if name in WITH_EACH_OBJECTIVE or of in ("mlm", "rtd", "lora")
     ],
 )
 def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> None:
@@ -114,6 +117,7 @@ def test_counts_equal_the_real_model(name: str, objective: ObjectiveConfig) -> N
         return sum(parameter.numel() for parameter in module.parameters())
 
     assert counts.total == numel(model)
+    assert counts.trained == sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     parts = model.encoders  # the last one has the tied table
     assert counts.embedding == parts[-1].embedding().numel()
     assert counts.layers == sum(numel(layer) for part in parts for layer in part.layers)

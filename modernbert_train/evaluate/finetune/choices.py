@@ -32,8 +32,7 @@ class Choices(Texts, Kind):
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """See `Kind`."""
-        if not 1 <= len(task.text_columns) <= 2:
-            yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
+        yield from super().problems(task)
         others = {*task.choice_columns} - {task.label_column, *task.text_columns}
         if len(others) < max(1, len(task.choice_columns)):
             yield f"choice_columns={task.choice_columns}: name a column with a list of choices, or one for each choice."

@@ -31,11 +31,6 @@ class _OfTexts(Texts, Kind):
 
     name: str  # objective.kind
 
-    def problems(self, task: TaskConfig) -> Iterator[str]:
-        """See `Kind`."""
-        if not 1 <= len(task.text_columns) <= 2:
-            yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
-
     def encode(
         self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
     ) -> Iterator[Encoded]:

@@ -77,16 +77,20 @@ def first_row(key: str, path: Path, task: TaskConfig) -> None:
     _of_file(key, path, task, 1)
 
 
+def _read_columns(key: str, task: TaskConfig) -> tuple[bool, str | None]:
+    """Return whether labels of a split are read, and the column with its ids, if any."""
+    return key not in task.predict, task.id_column if key != TRAIN else None
+
+
 def _of_file(key: str, path: Path, task: TaskConfig, most: int | None = None) -> Split:
-    labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
     unread = os_errors_as(DataError, f"{key}={path}: cannot be read", "Name a file of labelled texts.")
     with unread, values_as(DataError, f"{key}={path}"):
-        rows = kind_of(task.kind).rows(path, task, labelled, named)
+        rows = kind_of(task.kind).rows(path, task, *_read_columns(key, task))
         return _split(key, str(path), "line", itertools.islice(rows, most), task, ())
 
 
 def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
-    labelled, named = key not in task.predict, task.id_column if key != TRAIN else None
+    labelled, named = _read_columns(key, task)
     subset, _, split = split.rpartition("/")
     subset = subset or task.subset or ""
     remedy = f"Correct data, subset and the split {split!r}, or name a folder with a file for each split: data=FOLDER."
@@ -106,11 +110,11 @@ def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
 def _split(
     key: str, source: str, word: str, rows: Iterable[TaskRow], task: TaskConfig, names: tuple[str, ...]
 ) -> Split:
-    labelled, named = key not in task.predict, task.id_column is not None and key != TRAIN
+    labelled, named = _read_columns(key, task)
     kind, examples = kind_of(task.kind), []
     for row in rows:
         values = list(row.values)
-        name = values.pop() if named else None
+        name = values.pop() if named is not None else None
         label = values.pop() if labelled else None
         example = Example(f"{source}: {word} {row.line}", row.texts, label, row.line, name)
         examples.append(kind.example(example, tuple(values), task, names, labelled))

@@ -13,7 +13,7 @@ from modernbert_train.core.files import write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
 
-RESULT, PREDICTIONS = "result.json", "predictions.jsonl"
+RESULT, PREDICTIONS, ADAPTER = "result.json", "predictions.jsonl", "adapter"
 
 
 def read_result(file: Path) -> dict[str, Any] | None:

@@ -16,6 +16,11 @@ class Texts:
     ends: tuple[str, ...] = ENDS
     decides: tuple[str, ...] = ()
 
+    def problems(self, task: TaskConfig) -> Iterator[str]:
+        """See `Kind`."""
+        if not 1 <= len(task.text_columns) <= 2:
+            yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
+
     def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
         """See `Kind`."""
         return task.text_columns, [task.label_column] if labelled else []

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.retrieval import MTEB, EvaluateConfig, MeasureConfig, retrieval_problems
-from modernbert_train.core.files import errors_to, lock_now, os_errors_as
-from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.core.files import errors_to
+from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.result import RESULT, write_figures
 from modernbert_train.evaluate.finetune.task import run_name
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
@@ -19,7 +19,7 @@ from modernbert_train.evaluate.retrieval.runs import MODEL, require
 from modernbert_train.evaluate.retrieval.sentence_model import check_model
 from modernbert_train.evaluate.retrieval.sets import SHOWN, Figures, Set, find_task, mean_of, measure, open_set
 
-LOCK, TRAINED = ".lock", "retrieval.yaml"  # the second is of `retrieval train`
+TRAINED = "retrieval.yaml"  # of `retrieval train`
 
 
 def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
@@ -48,7 +48,7 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
         raise ConfigError(f"{', '.join(names)}: two sets have one name in results. Rename a folder.")
     task = sets[0].name if len(sets) == 1 else f"{sets[0].name}-and-{len(sets) - 1}"
     folder = Path(config.runs_folder) / (config.name or run_name(task, _naming(model), config.split))
-    with _in_use(folder):
+    with held(folder, "Wait for it, or name another with name=."):
         if (folder / TRAINED).exists():
             raise ConfigError(
                 f"{folder}: a run of `retrieval train`, whose {RESULT} would be lost. Name another with name=."
@@ -156,16 +156,3 @@ def _set_problems(names: Sequence[str], config: MeasureConfig) -> Iterator[str]:
 
 def _naming(model: str) -> str:
     return str(Path(model).parent) if Path(model).name == MODEL else model
-
-
-@contextmanager
-def _in_use(folder: Path) -> Iterator[None]:
-    """Create a run's folder and lock it against other processes."""
-    with os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or set runs_folder."):
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOCK).open("a") as file:
-            if not lock_now(file):
-                raise ConfigError(
-                    f"{folder}: another process is at work there. Wait for it, or name another with name=."
-                )
-            yield

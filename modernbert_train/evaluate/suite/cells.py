@@ -13,12 +13,11 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modernbert_train.checkpoints.run_folder import take_lock
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.installed import PACKAGE
 from modernbert_train.core.read_json import is_count, read_json
@@ -223,6 +222,20 @@ def run_cells(
     return outcome
 
 
+def run_parts(jobs: Sequence[Job], environment: Mapping[str, str], done: str = "") -> Failures:
+    """Run other parts of a table one after the other; returns those that failed. `done`: printed of the others."""
+    failed = Failures()
+
+    def ended(job: Job, code: int) -> None:
+        if code:
+            failed[job.name] = Failure(code, last_words(job.log), job.log)
+        if code or done:
+            print(f"{job.name}: {f'failed, exit code {code}; {job.log}' if code else done}", flush=True)
+
+    run_all(iter(jobs), [environment], ended)
+    return failed
+
+
 def _texts(cell: Cell) -> tuple[str, str]:
     return cell.texts or cell.task, cell.model
 
@@ -269,18 +282,3 @@ def raise_failures(failed: Mapping[str, Failure], out: Path, *, stopped: bool) -
         failure, code = RunError(message), next(iter(failed.values())).exit_code
         failure.exit_code = code if code > 0 else RunError.exit_code
         raise failure
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Lock a folder, so that only one command works there.
-
-    Raises:
-        ConfigError: another has it.
-        StorageError: it cannot be written.
-    """
-    with os_errors_as(StorageError, f"{folder}: cannot be written", "Fix the disk, or name another."):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(folder, "Wait for it, stop it, or name another folder.")
-    with lock:
-        yield

@@ -29,8 +29,8 @@ from modernbert_train.core.files import write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import file_name, markdown_table, markdown_text, plural
 from modernbert_train.distributed.bf16 import takes_bf16
-from modernbert_train.distributed.run_jobs import Job, last_words, run_all
-from modernbert_train.evaluate.suite.cells import LOGS, Failure, Failures
+from modernbert_train.distributed.run_jobs import Job
+from modernbert_train.evaluate.suite.cells import LOGS, Failures, run_parts
 
 KINDS, WAYS = ("fixed", "variable"), ("packed", "padded")
 BATCH_TOKENS = 16_384
@@ -147,15 +147,7 @@ def measure_all(
             words = [sys.executable, "-m", __name__, source, way, str(file), *map(str, config.lengths), *sizes]
             if not file.exists():
                 jobs.append(Job(f"{label}, {way}", words, out / LOGS / file_name(f"efficiency-{label}", f"-{way}.log")))
-    failed = Failures()
-
-    def ended(job: Job, code: int) -> None:
-        print(f"{job.name}: {'measured' if code == 0 else f'failed, exit code {code}; {job.log}'}", flush=True)
-        if code:
-            failed[job.name] = Failure(code, last_words(job.log), job.log)
-
-    run_all(iter(jobs), [environment], ended)
-    return failed
+    return run_parts(jobs, environment, "measured")
 
 
 def file_of(out: Path, label: str, way: str, config: EfficiencyConfig) -> Path:

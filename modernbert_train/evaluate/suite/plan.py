@@ -294,6 +294,14 @@ class Plan:
                 means[choice] = len(values), sum(values) / len(values)
         return max(means, key=lambda choice: means[choice]) if means else None
 
+    def best(self, name: str, model: str) -> Cell | None:
+        """Return the run of the chosen values with the best seed, by the deciding split; None until one is finished."""
+        task, chosen = self.suite.tasks[name], self.chosen(name, model)
+        seeds = [] if chosen is None else self.seeds_of(name)
+        found = [self.standing(name, model, chosen, seed, task.choose_on or task.split) for seed in seeds if chosen]
+        known = [(each.value, each.cell) for each in found if each.value is not None]
+        return max(known, key=lambda each: each[0], default=(None, None))[1]  # of equal ones the first
+
     def cells(self, names: Sequence[str], *, choosing: bool) -> Iterator[Cell]:
         """Yield runs of some tasks that can be started: those that decide choices, or the others of the chosen values.
 

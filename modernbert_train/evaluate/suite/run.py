@@ -6,13 +6,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig
 from modernbert_train.core.text import plural, printable
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import SEED, named_model
+from modernbert_train.evaluate.suite.adapters import ADAPTERS, gather_adapters
 from modernbert_train.evaluate.suite.cells import (
     Failures,
-    held,
     raise_failures,
     read_failures,
     refuse_changed,
@@ -93,7 +94,7 @@ def finetune_many(
 
 def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
     suite, parts = plan.suite, Failures()
-    with held(out):
+    with held(out, "Wait for it, stop it, or name another folder."):
         stopped = False
 
         def draw() -> None:
@@ -115,11 +116,13 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
             parts |= measure_all(measured, suite.efficiency, out, dict(os.environ))
         if not stopped:
             parts |= submit(plan, out)
+            gather_adapters(plan, out)
         draw()
     print(as_markdown(make_table(plan, parts)), end="")
     print(f"table: {', '.join(f'{out}/{name}' for name in (*FORMS, TABLE))}; picture: {out}/{PICTURE}")
-    if (out / FOLDER).is_dir():
-        print(f"to send to a test server: {out}/{FOLDER}")
+    for folder, use in ((FOLDER, "to send to a test server"), (ADAPTERS, "adapters, a folder for each model")):
+        if (out / folder).is_dir():
+            print(f"{use}: {out}/{folder}")
     raise_failures(plan.missed() | parts, out, stopped=stopped)
 
 

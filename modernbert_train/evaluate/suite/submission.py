@@ -23,10 +23,10 @@ from modernbert_train.config.tools.suite import SubmitConfig
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import parse_json, read_json
 from modernbert_train.core.text import file_name
-from modernbert_train.distributed.run_jobs import Job, last_words, run_all
+from modernbert_train.distributed.run_jobs import Job
 from modernbert_train.errors import StorageError, exit_code_of
 from modernbert_train.evaluate.finetune.task import read_task
-from modernbert_train.evaluate.suite.cells import LOGS, Cell, Failure, Failures
+from modernbert_train.evaluate.suite.cells import LOGS, Failures, run_parts
 from modernbert_train.evaluate.suite.plan import Plan
 
 FOLDER, PREDICTIONS = "submission", "submission.jsonl"
@@ -34,23 +34,17 @@ FOLDER, PREDICTIONS = "submission", "submission.jsonl"
 
 def submit(plan: Plan, out: Path) -> Failures:
     """Write the files of each model's tasks whose runs are done; returns those that failed, by model and task."""
-    jobs, whole, failed = [], {}, Failures()
+    jobs, whole = [], {}
     for model, label in plan.labels.items():
         for name, task in plan.suite.tasks.items():
-            cell = _best(plan, name, model) if task.submit else None
+            cell = plan.best(name, model) if task.submit else None
             if cell is not None:
                 file, splits = out / cell.name / PREDICTIONS, [each.split for each in task.submit.values()]
                 words = [sys.executable, "-m", __name__, str(out / cell.name), cell.task, str(file), *splits]
                 job = Job(f"{label}, submission of {name}", [*words, *cell.overrides], out / LOGS / f"{cell.name}.log")
                 whole[job.name] = file, out / FOLDER / file_name(label), task.submit
                 jobs += [] if {*map(_name, splits)} <= {each["split"] for each in _read(file)} else [job]
-
-    def ended(job: Job, code: int) -> None:
-        if code:
-            failed[job.name] = Failure(code, last_words(job.log), job.log)
-            print(f"{job.name}: failed, exit code {code}; {job.log}", flush=True)
-
-    run_all(iter(jobs), [dict(os.environ)], ended)
+    failed = run_parts(jobs, os.environ)
     for file, folder, parts in (each for name, each in whole.items() if name not in failed):
         rows = _read(file)
         if not rows:
@@ -66,18 +60,6 @@ def submit(plan: Plan, out: Path) -> Failures:
 def _read(file: Path) -> list[dict[str, Any]]:
     """Return predictions; an empty list without the file."""
     return [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-
-
-def _best(plan: Plan, name: str, model: str) -> Cell | None:
-    """Return the chosen values' run with the best seed, by the deciding split; None until one is finished."""
-    chosen, task = plan.chosen(name, model), plan.suite.tasks[name]
-    found: list[tuple[float, int, Cell]] = []
-    for place, seed in enumerate([] if chosen is None else plan.seeds_of(name)):
-        assert chosen is not None
-        value, _, cell = plan.standing(name, model, chosen, seed, task.choose_on or task.split)
-        if cell is not None and value is not None:
-            found.append((value, -place, cell))
-    return max(found, key=lambda each: each[:2])[2] if found else None
 
 
 def as_tsv(rows: Sequence[Mapping[str, Any]], part: SubmitConfig) -> str:

@@ -15,7 +15,7 @@ from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 
-CONFIG_JSON = "config.json"
+CONFIG_JSON, ADAPTER_JSON = "config.json", "adapter_config.json"  # the second of peft
 PREDICTS_FROM, BEFORE = "predicts_from", "before"  # this program's key, and its value if the token before predicts
 PAIR_HEAD = "pair_head"  # name of the module `PairHead`
 # ModelConfig -> config.json, in most formats

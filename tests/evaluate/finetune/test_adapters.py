@@ -10,7 +10,7 @@ import torch
 
 from modernbert_train.__main__ import main
 from modernbert_train.core.tensor_files import read_tensors
-from tests.support.finetuning import finetune, weights
+from tests.support.finetuning import FAST, finetune, weights
 from tests.support.labelled import WriteTask, sentences
 
 pytestmark = pytest.mark.runs
@@ -72,6 +72,47 @@ def test_peft_loads_what_was_trained(
         next_runs = tmp_path / "next"
         finetune(other, folder, next_runs, "compute.precision=fp32")
         assert "lora" not in "".join(weights(next_runs / "tone"))
+
+
+@pytest.mark.timeout(600)
+def test_many_tasks_are_a_folder_of_adapters_that_peft_loads_one_after_the_other(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each task the best seed; an adapter whose base is another model is not among them, and is no model itself."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
+
+    write_task(epochs=1, labels=["down", "up"]).rename(tmp_path / "mood.yaml")
+    write_task(epochs=2, labels=["down", "up"])
+    suite = {"tone": {"finetune": "tone.yaml"}, "mood": {"finetune": "mood.yaml"}}
+    suite["after"] = {"finetune": "mood.yaml", "after": "tone"}
+    (tmp_path / "suite.yaml").write_text(json.dumps({"tasks": suite, "seeds": [1, 2]}))
+    out = tmp_path / "out"
+    words = [str(models["modernbert"]), "--suite", str(tmp_path / "suite.yaml"), "--out", str(out), "--jobs", "2"]
+    assert main(["eval", *words, *LORA, *FAST]) == 0
+    home, printed = out / "adapters" / "modernbert", capsys.readouterr().out
+    assert {path.name for path in home.iterdir()} == {"tone", "mood"} and f": {out}/adapters" in printed
+    assert "after: its adapter is of " in printed
+    config = AutoConfig.from_pretrained(home / "tone")
+    base = AutoModelForSequenceClassification.from_pretrained(models["modernbert"], config=config)
+    adapted = peft.PeftModel.from_pretrained(base, home / "tone", adapter_name="tone")
+    adapted.load_adapter(home / "mood", adapter_name="mood")
+    encoder = AutoModel.from_pretrained(models["modernbert"])
+    for name in ("tone", "mood"):
+        encoder.load_adapter(str(home / name), adapter_name=name)
+    ids = torch.randint(8, 60, (3, 12), generator=torch.Generator().manual_seed(1))
+    (row,) = json.loads((out / "table.json").read_text())["rows"]
+    for name, cell in zip(("tone", "mood"), row["cells"], strict=False):
+        best = max(cell["runs"], key=lambda each: each["value"])["run"]
+        merged = AutoModelForSequenceClassification.from_pretrained(out / best / "hf").eval()
+        adapted.set_adapter(name)
+        encoder.set_adapter(name)
+        with torch.no_grad():
+            torch.testing.assert_close(adapted.eval()(ids).logits, merged(ids).logits, rtol=0, atol=1e-5)
+            states = encoder.eval()(ids).last_hidden_state, merged.model(ids).last_hidden_state
+        torch.testing.assert_close(*states, rtol=0, atol=1e-5)
+    assert main(["finetune", str(tmp_path / "tone.yaml"), "--model", str(home / "tone")]) == 65
+    assert f"tone: an adapter of {models['modernbert']}, without that model's weights" in capsys.readouterr().err
 
 
 def test_layers_that_transformers_stores_otherwise(

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,18 @@ KINDS: dict[str, tuple[str, LabelledConfig]] = {
     "single-label": ("SequenceClassification", ClassifyConfig(labels=CLASSES)),
     "multi-label": ("SequenceClassification", ClassifyConfig(kind="multi-label", labels=CLASSES)),
     "regression": ("SequenceClassification", ClassifyConfig(kind="regression")),
+    "relation": ("SequenceClassification", ClassifyConfig(labels=CLASSES)),
     "tokens": ("TokenClassification", TagConfig(labels=("O", "B-x"))),
     "question-answering": ("QuestionAnswering", AnswerConfig()),
     "multiple-choice": ("MultipleChoice", ChooseConfig(labels=("0", "1"))),
 }
 
 
-def texts_of(reader: Any, draw: random.Random, tokens: int) -> Iterator[str]:
-    """Return texts of this many tokens, without special ones."""
+def texts_of(reader: Any, draw: random.Random, tokens: int, begin: str = "") -> Iterator[str]:
+    """Return texts of this many tokens, without special ones; `begin` has places for words."""
     while True:
-        text = " ".join(draw.choices(WORDS, k=draw.randint(1, tokens)))
+        words = draw.choices(WORDS, k=draw.randint(1, tokens))
+        text = " ".join([begin.format(*draw.choices(WORDS, k=2)), *words]).strip()
         if len(reader(text, add_special_tokens=False).input_ids) == tokens:
             yield text
 
@@ -89,11 +93,18 @@ def write(kind: str, reader: Any, folder: Path) -> tuple[dict[str, Any], dict[st
             "single-label": lambda: draw.choice(CLASSES),
             "multi-label": lambda: [each for each in CLASSES if draw.random() < 0.6],
             "regression": lambda: round(draw.uniform(-1, 1), 3),
+            "relation": lambda: draw.choice(CLASSES),
         }[kind]
-        rows = [{"text": next(alone), "label": label()} for _ in range(TEXTS)]
-        batch = reader([row["text"] for row in rows], return_tensors="pt")
+        texts = [next(alone) for _ in range(TEXTS)]
+        rows = [{"text": text, "label": label()} for text in texts]
+        if kind == "relation":  # the marks are punctuation for the model
+            texts = list(islice(texts_of(reader, draw, TOKENS - 2, "@ {} @ # {} #"), TEXTS))
+            for row, text in zip(rows, texts, strict=True):
+                row["text"] = re.sub("@ (.*) @ # (.*) #", r"<e1>\1</e1> <e2>\2</e2>", text)
+        batch = reader(texts, return_tensors="pt")
         of_class = {
             "single-label": lambda given: CLASSES.index(given),
+            "relation": lambda given: CLASSES.index(given),
             "multi-label": lambda given: [float(each in given) for each in CLASSES],
             "regression": float,
         }[kind]
@@ -101,7 +112,7 @@ def write(kind: str, reader: Any, folder: Path) -> tuple[dict[str, Any], dict[st
     file = folder / "texts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = {"kind": kind, "train": str(file), "validation": {"dev": str(file)}, "epochs": 1, "steps": STEPS}
-    if kind in ("single-label", "multi-label"):
+    if kind in ("single-label", "multi-label", "relation"):
         keys["labels"] = [*CLASSES]
     if kind == "tokens":
         keys |= {"labels": ["O", "B-x"], "metrics": ["accuracy"]}

@@ -439,30 +439,6 @@ def test_the_suites_here_are_right(name: str, tmp_path: Path, capsys: pytest.Cap
     Plan(suite, home, ["runs/mine"], None, tmp_path, ())
 
 
-@pytest.mark.weekly
-@pytest.mark.runs
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["glue", "quick"])
-def test_a_suite_runs_whole_with_a_frozen_row(name: str, fakes: list[Path], tmp_path: Path) -> None:
-    """Every cell has a figure or its reason, each chain of a frozen row stays frozen, all files are written."""
-    out, models = tmp_path / "out", (f"frozen:untrained:{fakes[0]}", f"untrained:{fakes[0]}")
-    assert main(["eval", *models, "--suite", name, "--out", str(out), "--seeds", "0", "--jobs", "2"]) == 0
-    table = json.loads((out / "table.json").read_text())
-    suite, _ = read_suite(name)
-    for row in table["rows"][:2]:
-        for task, cell in zip(suite.tasks, row["cells"], strict=False):
-            trains = suite.tasks[task].retrieval or suite.tasks[suite.tasks[task].after or task].retrieval
-            unfit = row["model"].startswith("frozen") and trains is not None
-            assert (cell["mean"] is None) == unfit == bool(cell["failed"])
-            for each in cell["runs"] if suite.tasks[task].finetune and not unfit else ():
-                source = json.loads((out / each["run"] / "result.json").read_text())["source"]
-                assert source.startswith("frozen:") == row["model"].startswith("frozen")
-    submitted = {file.stem for file in out.glob("submission/untrained-one/*.tsv")}
-    assert submitted == {file for task in suite.tasks.values() for file in task.submit}
-    assert all((out / f"table.{end}").stat().st_size for end in ("md", "csv", "tex", "json", "svg"))
-
-
 @pytest.mark.runs
 def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
