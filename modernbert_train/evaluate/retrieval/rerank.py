@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.tools.retrieval import RANKING, EvaluateConfig, MeasureConfig
-from modernbert_train.core.files import anything_as, errors_to, os_errors_as
+from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import number_in, shorten
 from modernbert_train.data.read.task_rows import lines_of
@@ -26,7 +26,7 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.beir import checked
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, quiet
 from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, is_sentence_model
-from modernbert_train.evaluate.retrieval.sets import Figures, Set, evaluate_task, task_of
+from modernbert_train.evaluate.retrieval.sets import Set, evaluate_task, task_of
 from modernbert_train.report.counting import Counting
 
 if TYPE_CHECKING:
@@ -177,19 +177,6 @@ class Given:
         return {name: dict(self.scores.get(name, {})) for name in queries["id"]}
 
 
-def rerank_sets(sets: Sequence[Set], model: str, config: MeasureConfig) -> tuple[Figures, dict[str, Any], list[str]]:
-    """Return figures by set, how texts became scores, and problems of sets whose data is missing.
-
-    Raises:
-        ConfigError, DataError, StorageError: see `Reranking`.
-    """
-    reranking, figures, lost = Reranking(model, config), Figures(), list[str]()
-    for each in sets:
-        with errors_to(lost.append, DataError):
-            figures[each.name] = reranking.measure(each)
-    return figures, reranking.about, lost
-
-
 class Reranking:
     """A model that ranks candidates anew.
 
@@ -214,8 +201,8 @@ class Reranking:
             "max_tokens": self._model.max_seq_length,
         }
 
-    def measure(self, each: Set) -> dict[str, float]:
-        """Return the figures of the new ranking on a set, and nDCG@10 of the first stage.
+    def measure(self, each: Set) -> tuple[dict[str, float], dict[str, Any]]:
+        """Return the figures of the new ranking on a set, and nDCG@10 of the first stage; no facts about its data.
 
         Raises:
             DataError: see `task_of` and `read_candidates`.
@@ -230,7 +217,7 @@ class Reranking:
             first = {query: {name: s for name, s in found.items() if name != query} for query, found in first.items()}
         before, _ = evaluate_task(Given(first, meta), task, config)
         found, _ = evaluate_task(Given(self._rerank(each, first, data), meta), task, config)
-        return {name: found[name] for name in RANKING} | {_FIRST_STAGE: before[RANKING[0]]}
+        return {name: found[name] for name in RANKING} | {_FIRST_STAGE: before[RANKING[0]]}, {}
 
     def _first_stage(self, each: Set, task: Any, split: str, data: Any) -> Scores:
         if self._file is not None:

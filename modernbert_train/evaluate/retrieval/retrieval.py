@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,7 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
         for each in sets:
             if each.task is not None:
                 find_task(each.task)  # report a wrong name before computing anything
-        if config.rerank is None:
-            figures, about, lost = measure_sets(sets, model, config, folder)
-        else:
-            from modernbert_train.evaluate.retrieval.rerank import rerank_sets
-
-            figures, about, lost = rerank_sets(sets, model, config)
+        figures, about, lost = measure_sets(sets, model, config, folder)
         if figures:
             write_figures(
                 folder / RESULT,
@@ -82,21 +78,26 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
 def measure_sets(
     sets: Sequence[Set], model: str, config: EvaluateConfig, out: Path
 ) -> tuple[Figures, dict[str, Any], list[str]]:
-    """Return figures by set, how texts became vectors, and problems of tasks whose data is missing.
+    """Return figures by set, how texts became vectors or scores, and problems of tasks whose data is missing.
 
     Raises:
-        ConfigError, DataError: see `open_vectors`.
+        ConfigError, DataError, StorageError: see `open_vectors` and `Reranking`.
     """
-    from modernbert_train.evaluate.retrieval.vectors import open_vectors
+    figures, lost = Figures(), list[str]()
+    if isinstance(config, MeasureConfig) and config.rerank is not None:
+        from modernbert_train.evaluate.retrieval.rerank import Reranking
 
-    figures: Figures = {}
-    lost: list[str] = []
-    opened = open_vectors(model, config, config.index)
-    about: dict[str, Any] = asdict(opened.about)
+        reranking = Reranking(model, config)
+        of_set, about = reranking.measure, reranking.about
+    else:
+        from modernbert_train.evaluate.retrieval.vectors import open_vectors
+
+        opened = open_vectors(model, config, config.index)
+        of_set, about = partial(measure, model=opened, config=config, out=out), asdict(opened.about)
     for each in sets:
         with errors_to(lost.append, DataError):
-            figures[each.name], of_data = measure(each, opened, config, out)
-            about |= {f"{MTEB}{each.task}": of_data} if each.task is not None else {}
+            figures[each.name], of_data = of_set(each)
+            about |= {f"{MTEB}{each.task}": of_data} if of_data else {}
     return figures, about, lost
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from tests.support.beir import WriteBeir, recipe, result_of, words_about
 from tests.support.needs import needs
@@ -63,6 +65,9 @@ def test_figures_are_those_of_all_documents_and_vectors_that_are_kept_give_the_s
     assert main([*words, "name=third", index]) == 74
     assert "not the vectors that were written. Remove it and" in capsys.readouterr().err
     assert main([*words, "name=other", index, "max_tokens=8"]) == 0  # other vectors have other files
+    with held(tmp_path / "runs/plain", ""):
+        assert main([*words, "name=plain"]) == 78
+    assert re.search("runs/plain: in use by process .* Wait for it, or name another", capsys.readouterr().err)
 
 
 @pytest.mark.runs

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.suite.efficiency import draw
 from modernbert_train.evaluate.suite.plan import Plan, read_suite
@@ -211,6 +212,18 @@ def test_a_frozen_encoder_stays_frozen_in_a_chain(write_suite: WriteSuite, fakes
     (row,) = run(pairs, out, frozen, "--seeds", 1)["rows"]
     assert row["cells"][0]["failed"] == ["seed 1: not run: retrieval trains the encoder itself, so it cannot be frozen"]
     assert row["cells"][1:] == table["rows"][0]["cells"]
+
+
+@pytest.mark.runs
+def test_two_commands_never_fill_one_folder(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both would start the same runs; the second is refused and the first one's runs are as they were."""
+    suite, out = write_suite({"tone": {}}), tmp_path / "out"
+    table = run(suite, out, fakes[0])
+    with held(out, ""):
+        assert run(suite, out, *fakes, code=78) == table
+    assert "out: in use by process" in capsys.readouterr().err and set(began(out).values()) == {1}
 
 
 @pytest.mark.runs
