@@ -297,8 +297,10 @@ class Plan:
     def best(self, name: str, model: str) -> Cell | None:
         """Return the run of the chosen values with the best seed, by the deciding split; None until one is finished."""
         task, chosen = self.suite.tasks[name], self.chosen(name, model)
-        seeds = [] if chosen is None else self.seeds_of(name)
-        found = [self.standing(name, model, chosen, seed, task.choose_on or task.split) for seed in seeds if chosen]
+        if chosen is None:
+            return None
+        decides = task.choose_on or task.split
+        found = [self.standing(name, model, chosen, seed, decides) for seed in self.seeds_of(name)]
         known = [(each.value, each.cell) for each in found if each.value is not None]
         return max(known, key=lambda each: each[0], default=(None, None))[1]  # of equal ones the first
 
