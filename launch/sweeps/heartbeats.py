@@ -1,4 +1,7 @@
-"""Heartbeat of a worker: Optuna sends it only within Study.optimize, and a worker uses `ask` and `tell`."""
+"""Heartbeat of a worker: Optuna sends it only within Study.optimize, and a worker uses `ask` and `tell`.
+
+Optuna's thread ends at the first error of the database, and a live trial would count as lost; this one skips a beat.
+"""
 
 from __future__ import annotations
 

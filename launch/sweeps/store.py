@@ -7,6 +7,7 @@ step ever has to be undone.
 
 A live worker sends a heartbeat every few seconds (Optuna's). This file avoids two traps of Optuna 5.0: an attempt that
 dies before its first heartbeat would count as running for ever, and on SQLite two workers could take the same one.
+Optuna's callback for retries is not used: a worker that dies between the failure and the new attempt loses the slot.
 """
 
 from __future__ import annotations
