@@ -22,15 +22,16 @@ def gather_adapters(plan: Plan, out: Path) -> None:
     """Copy the adapter of each task's best seed; adapters of another base than the model are left out, with a line.
 
     Raises:
-        StorageError: the disk refuses it.
+        StorageError: an adapter is damaged, or the disk refuses it.
     """
+    remedy, damage = "Free some space, or remove a damaged run; the same command resumes.", (ValueError, KeyError)
     for (model, label), name in itertools.product(plan.labels.items(), plan.suite.tasks):
         cell, base = plan.best(name, model), named_model(model).source
         made = None if cell is None else out / cell.name / ADAPTER
         if made is None or not (made / ADAPTER_JSON).is_file():
             continue
         own = out / ADAPTERS / file_name(label) / file_name(name)
-        with os_errors_as(StorageError, f"{own}: cannot be written", "Free some space; the same command resumes."):
+        with os_errors_as(StorageError, f"{made}: cannot be copied to {own}", remedy, *damage):
             if (other := read_json(made / ADAPTER_JSON)["base_model_name_or_path"]) == base:
                 with whole_folder(own) as new:
                     shutil.copytree(made, new, dirs_exist_ok=True)
