@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import math
 import random
@@ -77,14 +78,16 @@ def write_task(name: str, data: Path, out: Path) -> Path:
 def read(task: dict[str, Any], file: str) -> Iterator[tuple[list[str], Any]]:
     """Yield texts and label of each line, or words and tags of each sentence."""
     if task["kind"] == "tokens":
-        for part in Path(file).read_text(encoding="utf-8").split("\n\n"):
-            if pairs := [line.split("\t") for line in part.split("\n") if line.strip()]:
+        lines = Path(file).read_text(encoding="utf-8").split("\n")
+        for has_words, part in itertools.groupby(lines, key=lambda line: bool(line.strip())):
+            pairs = [line.split("\t") for line in part if has_words]
+            if pairs:
                 yield [word for word, _ in pairs], [tag for _, tag in pairs]
         return
     columns, label = task.get("text_columns", ["text"]), task.get("label_column", "label")
     how: Any = {} if file.endswith(".csv") else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    with open(file, encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines, **how):
+    with open(file, encoding="utf-8", newline="") as table:
+        for row in csv.DictReader(table, **how):
             yield [row[column] for column in columns], row[label]
 
 
