@@ -121,7 +121,9 @@ def look_up(name: str | Path, runs_folder: str | None = None) -> NamedModel:
 def _refuse_adapter(folder: Path) -> None:
     if not (folder / ADAPTER_JSON).is_file() or any(folder.glob("model*.safetensors")):
         return
-    with os_errors_as(DataError, f"{folder / ADAPTER_JSON}: cannot be read", "Restore it.", ValueError, TypeError):
+    with os_errors_as(
+        DataError, f"{folder / ADAPTER_JSON}: cannot be read", "Restore it.", ValueError, TypeError, KeyError
+    ):
         base = read_json(folder / ADAPTER_JSON)["base_model_name_or_path"]
     raise DataError(
         f"{folder}: an adapter of {base}, without that model's weights. Name the merged model, hf in its run's folder, "

@@ -42,7 +42,7 @@ def texts_of(reader: Any, draw: random.Random, tokens: int, begin: str = "") -> 
     """Return texts of this many tokens, without special ones; `begin` has places for words."""
     while True:
         words = draw.choices(WORDS, k=draw.randint(1, tokens))
-        text = " ".join([begin.format(*draw.choices(WORDS, k=2)), *words]).strip()
+        text = " ".join([begin.format(*draw.choices(WORDS, k=2)), *words] if begin else words)
         if len(reader(text, add_special_tokens=False).input_ids) == tokens:
             yield text
 
