@@ -169,7 +169,7 @@ def entry_bytes(model: ModelConfig, bf16: bool) -> int:
 
 
 def adapters_bytes(model: ModelConfig, lora: LoraConfig, bf16: bool, tokens: int) -> int:
-    """Return the bytes that autograd saves for adapters beyond `layers_bytes`, an upper bound.
+    """Return the bytes that autograd saves for adapters beyond `layers_bytes`; fewer with `targets`.
 
     For each matrix of a layer the input of its adapter's second matrix; with dropout also the input after it and its
     mask. Without dropout an adapter saves the input that its matrix, if it were trained, would save.

@@ -92,7 +92,7 @@ def phase_memory(
     teacher = teacher_memory(config, name, bf16=bf16, tokens=tokens, shards=shards)
     lora = cast(LabelledConfig, objective).lora if objective.is_labelled else None
     if lora is not None:
-        added = adapters_bytes(config.modernbert, lora, bf16, tokens)
+        added = adapters_bytes(config.model, lora, bf16, tokens)
         found = replace(found, layers=found.layers + added)
     found = replace(found, teacher=teacher, compared=_compared(objective, config.model, step_texts, ranks))
     if is_sparse:
