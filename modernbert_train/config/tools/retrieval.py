@@ -44,6 +44,11 @@ class EncodeConfig:
         """Folder that stores the vectors of documents; None: they are not stored."""
         return None
 
+    @property
+    def rerank(self) -> str | None:
+        """Candidates that the model ranks; None: it embeds texts."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(EncodeConfig):

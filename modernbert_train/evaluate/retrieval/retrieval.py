@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.config.load import load_typed
@@ -84,10 +84,10 @@ def measure_sets(
         ConfigError, DataError, StorageError: see `open_vectors` and `Reranking`.
     """
     figures, lost = Figures(), list[str]()
-    if isinstance(config, MeasureConfig) and config.rerank is not None:
+    if config.rerank is not None:
         from modernbert_train.evaluate.retrieval.rerank import Reranking
 
-        reranking = Reranking(model, config)
+        reranking = Reranking(model, cast(MeasureConfig, config))
         of_set, about = reranking.measure, reranking.about
     else:
         from modernbert_train.evaluate.retrieval.vectors import open_vectors
