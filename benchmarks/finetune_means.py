@@ -204,7 +204,10 @@ def main() -> int:
     from scipy.stats import ttest_ind
 
     options.out.mkdir(parents=True, exist_ok=True)
-    print("| task | metric | `finetune` | plain loop | difference | p |\n| --- | --- | --- | --- | --- | --- |")
+    print(
+        "| task | metric | `finetune` | plain loop | difference | p |\n| --- | --- | --- | --- | --- | --- |",
+        flush=True,
+    )
     failed = False
     for name in options.tasks:
         file = write_task(name, options.data, options.out)
