@@ -356,13 +356,13 @@ def newest_valid(folder: Path, last_step: int | None = None) -> tuple[Checkpoint
     return newest_of(folder, verify, last_step)
 
 
-def newest_checkpoint(config: RunConfig) -> Checkpoint:
-    """Return the newest whole checkpoint of a run; warn of damaged ones that are newer.
+def newest_checkpoint(run: str | Path) -> Checkpoint:
+    """Return the newest whole checkpoint of a run, by its folder; warn of damaged ones that are newer.
 
     Raises:
         StorageError: no checkpoint exists.
     """
-    folder = Path(config.folder) / "checkpoints"
+    folder = Path(run) / "checkpoints"
     found, passed_over = newest_valid(folder)
     if found is None:
         raise StorageError(f"{folder}: no checkpoint yet. Train the run first.")

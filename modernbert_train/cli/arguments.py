@@ -93,14 +93,29 @@ def _present_data(run: Path, data: Any) -> Iterator[str]:
             yield f"{key}={json.dumps(str(home / path))}"
 
 
-def named_checkpoint(words: list[str]) -> Checkpoint | None:
-    """Return the checkpoint that a command line names instead of a run, verified before its configuration is read."""
-    for folder in (Path(word) for word in words if "=" not in word):
-        if (folder.name.startswith("step-") and not folder.is_file()) or (folder / "MANIFEST.json").is_file():
-            from modernbert_train.checkpoints.checkpoint import open_named
+def named_model(words: list[str]) -> str | None:
+    """Return the model that a command line names, other than a run by its folder or its YAML files."""
+    from modernbert_train.weights.names import is_checkpoint
 
-            return open_named(folder)
+    for word in (word for word in words if "=" not in word and not word.endswith((".yaml", ".yml"))):
+        if not is_run(Path(word)) or is_checkpoint(Path(word)):
+            return word
     return None
+
+
+def named_checkpoint(model: str | None) -> Checkpoint | None:
+    """Open a named checkpoint, before its configuration is read; None for any other model.
+
+    Raises:
+        DataError, StorageError: see `open_model`.
+    """
+    from modernbert_train.weights.names import look_up
+
+    if model is None or look_up(model).kind != "checkpoint":
+        return None
+    from modernbert_train.weights.source import open_model
+
+    return open_model(model).checkpoint
 
 
 @contextmanager

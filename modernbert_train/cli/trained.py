@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 
 from modernbert_train.checkpoints.run_folder import RunFolder
-from modernbert_train.cli.arguments import MODEL, named_checkpoint, read_run, with_licence, with_run
+from modernbert_train.cli.arguments import MODEL, named_checkpoint, named_model, read_run, with_licence, with_run
 from modernbert_train.cli.parser import Call, positive, whole
 from modernbert_train.core.text import printable
 from modernbert_train.errors import ConfigError
@@ -55,16 +56,23 @@ def _evaluate_suite(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    named = named_checkpoint(options.run)
-    config = read_run(options.run)
-    if named is None and config.weights.shrink_from is not None and not RunFolder(config).has_checkpoints():
-        from modernbert_train.evaluate.shrink_eval import describe_shrinking
+    model, words = named_model(options.run), options.run
+    checkpoint = named_checkpoint(model)
+    is_other = model is not None and checkpoint is None
+    if is_other:
+        words = [word for word in words if word != model]
+        if all("=" in word for word in words):
+            raise ConfigError(f"eval {model}: names no text to measure. Add a run's YAML file: eval {model} RUN.yaml.")
+        words += [f"weights.init_from={json.dumps(model)}", "weights.grow_from=null", "weights.shrink_from=null"]
+    config = read_run(words)
+    if is_other or (checkpoint is None and config.weights.named and not RunFolder(config).has_checkpoints()):
+        from modernbert_train.evaluate.first_weights import describe_first
 
-        print(describe_shrinking(config))
+        print(describe_first(config))
         return
     from modernbert_train.evaluate.evaluate import evaluate_run
 
-    evaluate_run(config, checkpoint=named)
+    evaluate_run(config, checkpoint=checkpoint)
 
 
 def fill(parser: argparse.ArgumentParser) -> Call:
@@ -154,19 +162,20 @@ def export(parser: argparse.ArgumentParser) -> Call:
 
 
 def _export(options: argparse.Namespace) -> None:
-    if Path(options.run[0]).suffix == ".pt":
-        if options.out is None or len(options.run) > 1:
-            raise ConfigError(f"{' '.join(options.run)}: such a file is exported alone, as FILE.pt --out FOLDER.")
+    model = named_model(options.run)
+    checkpoint = named_checkpoint(model)
+    if model is not None and checkpoint is None:
+        if options.out is None or len(options.run) > 1 or options.generator:
+            raise ConfigError(f"{' '.join(options.run)}: such a model is exported alone, as MODEL --out FOLDER.")
         from modernbert_train.weights.export import convert_model
 
-        convert_model(options.run[0], options.out, options.licence)
+        convert_model(model, options.out, options.licence)
         return
-    named = named_checkpoint(options.run)
     config = read_run(options.run)
     resolve(config, purpose="use")
     from modernbert_train.weights.export import export_run
 
-    export_run(config, options.out, checkpoint=named, licence=options.licence, generator=options.generator)
+    export_run(config, options.out, checkpoint=checkpoint, licence=options.licence, generator=options.generator)
 
 
 def push(parser: argparse.ArgumentParser) -> Call:

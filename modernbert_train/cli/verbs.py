@@ -94,7 +94,7 @@ VERBS = (
          "embed runs/quickstart texts.jsonl --out vectors.npy"),
     Verb("average", PUBLISH, "the mean of several checkpoints, for eval, export and weights.init_from",
          f"{_CLI}.trained:average", "average runs/quickstart --last 4 --out runs/averaged"),
-    Verb("export", PUBLISH, "write a run's newest checkpoint, a named one, or FILE.pt for Hugging Face",
+    Verb("export", PUBLISH, "write a run's newest checkpoint, a named one, or any other model for Hugging Face",
          f"{_CLI}.trained:export", "export runs/quickstart", True),
     Verb("push", PUBLISH, "upload a run's newest checkpoint to the Hugging Face hub, or every one as a revision",
          f"{_CLI}.trained:push", "push runs/quickstart you/your-model --every-checkpoint"),

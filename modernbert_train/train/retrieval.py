@@ -87,7 +87,7 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
         },
         settings={**asdict(config), **about},
         training={
-            "steps": newest_checkpoint(run).step,
+            "steps": newest_checkpoint(run.folder).step,
             "tokens": run.total_tokens,
             "row_tokens": only.row_tokens,
             "batch_rows": only.batch_rows,

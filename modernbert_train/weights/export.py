@@ -9,14 +9,22 @@ from typing import cast
 
 from torch import Tensor
 
-from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
+from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.checkpoints.provenance import read_starts
 from modernbert_train.checkpoints.results import Result, read_results, run_of
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
-from modernbert_train.config.schema import BertConfig, ContrastiveConfig, LabelledConfig, ModelConfig, RunConfig
+from modernbert_train.config.schema import (
+    BertConfig,
+    ContrastiveConfig,
+    LabelledConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    RunConfig,
+)
 from modernbert_train.data.statistics import prompts_of
 from modernbert_train.errors import ConfigError
+from modernbert_train.models.build import shapes_of
 from modernbert_train.models.init import module_of
 from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, export_format
@@ -24,6 +32,7 @@ from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import BEFORE, PREDICTS_FROM
 from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
+from modernbert_train.weights.formats.headless import Headless
 from modernbert_train.weights.formats.tensors import (
     DECODER,
     MASKED_LM,
@@ -62,8 +71,9 @@ def export_run(
             such a model.
         StorageError: there is no checkpoint, or the folder cannot be written.
     """
-    found = checkpoint or newest_checkpoint(config)
-    source = source_of(found)
+    source = open_model(config.folder) if checkpoint is None else source_of(checkpoint)
+    found = source.checkpoint
+    assert found is not None
     check_same_tokenizer(source, config.data.tokenizer, str(found.folder))
     own = "hf-generator" if generator else "hf"
     folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{found.folder.name}")
@@ -121,12 +131,13 @@ def _results(found: Checkpoint, config: RunConfig) -> list[Result]:
     return [result for result in kept if result.weights == weights]
 
 
-def export_source(source: Source, out: Path) -> Path:
+def export_source(source: Source, out: Path, card: str = "") -> Path:
     """Write weights from anywhere, in fp32, as transformers' AutoModel and AutoTokenizer load them.
 
     Args:
         source: see `open_model`; heads that transformers cannot store are left out.
         out: the folder.
+        card: text of README.md.
 
     Returns:
         The folder.
@@ -151,7 +162,7 @@ def export_source(source: Source, out: Path) -> Path:
             max_tokens=source.max_tokens,
             tokenizer_folder=tokenizer,
             out=out,
-            card="",
+            card=card,
             pairs=_reads_pairs(source),
             extra=_predicts_from(source),
         )
@@ -209,7 +220,8 @@ def _model(source: Source, prompts: Mapping[str, str] | None = None) -> _Part:
         modules -= idle
     hub = export_format(model, source.order, modules)
     if TOKEN_HEAD not in modules:
-        return _Part("model", model, weights, hub)
+        is_whole = not {module_of(name) for name in shapes_of(model, MaskedLmConfig())} - modules
+        return _Part("model", model, weights, hub if is_whole else Headless(hub, model.model_type))
     if isinstance(hub, Electra):
         model, weights = positions_from_zero(cast(BertConfig, model), weights)
     return _Part("detector", model, weights, hub)
@@ -242,7 +254,7 @@ def _generator(found: Checkpoint, source: Source) -> _Part:
 
 
 def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
-    """Convert a checkpoint file of Composer to a folder for transformers, with unchanged weights.
+    """Write any model but a run's as a folder for transformers, with unchanged weights in fp32.
 
     Args:
         name: see `open_model`.
@@ -256,21 +268,14 @@ def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
         DataError, StorageError: see `open_model` and `export`.
     """
     source = open_model(name)
-    title = architecture_title(source.model, source.order)
+    title, is_file = architecture_title(source.model, source.order), source.folder.is_file()
     sections = {
-        "": f"{title}, converted from {Path(name).name}, a checkpoint of its training.",
-        "Data, training and evaluation": "Not recorded in that file; ask its authors. The longest sequence is not "
+        "": f"{title}, converted from {Path(name).name}{', a checkpoint of its training' * is_file}.",
+        "Data, training and evaluation": "Not recorded there; ask its authors. The longest sequence is not "
         f"recorded either: {source.max_tokens:,} tokens is the configuration's or transformers' default.",
     }
-    card = model_card(Path(name).stem, sections, model=source.model, order=source.order, licence=licence)
-    with source.tokenizer_folder() as tokenizer:
-        export(
-            source.weights(),
-            source.model,
-            max_tokens=source.max_tokens,
-            tokenizer_folder=tokenizer,
-            out=out,
-            card=card,
-        )
+    titled = Path(name).stem if is_file else Path(name).name
+    card = model_card(titled, sections, model=source.model, order=source.order, licence=licence, base=name)
+    export_source(source, out, card)
     print(out)
     return out

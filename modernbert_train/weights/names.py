@@ -80,7 +80,7 @@ class NamedModel:
         return None
 
 
-def look_up(name: str | Path, runs_folder: str | None = None) -> NamedModel:
+def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder) -> NamedModel:
     """Find a model by its name, and refuse a name that cannot be one.
 
     Args:
@@ -92,7 +92,7 @@ def look_up(name: str | Path, runs_folder: str | None = None) -> NamedModel:
         StorageError: a run without a checkpoint.
     """
     path = Path(name)
-    if (path / MANIFEST).is_file():
+    if is_checkpoint(path):
         return NamedModel("checkpoint", path)
     if (path / CONFIG_YAML).is_file():
         if not any((path / "checkpoints").glob("step-*")):
@@ -109,7 +109,7 @@ def look_up(name: str | Path, runs_folder: str | None = None) -> NamedModel:
         _refuse_adapter(path)
         read_folder(path)
         return NamedModel("folder", path)
-    if runs_folder is not None and path.parent == Path(runs_folder) and path.parent.is_dir():
+    if path.parent == Path(runs_folder) and path.parent.is_dir():
         raise DataError(f"{path}: no such run. Name one of those in {runs_folder}, or another model.")
     if not is_hub_id(name):
         raise DataError(
@@ -129,6 +129,12 @@ def _refuse_adapter(folder: Path) -> None:
         f"{folder}: an adapter of {base}, without that model's weights. Name the merged model, hf in its run's folder, "
         "or merge: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(FOLDER)."
     )
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return True if a path names a checkpoint, which may be missing or damaged."""
+    is_step = path.name.startswith("step-") and path.parent.name == "checkpoints"
+    return (path / MANIFEST).is_file() or (is_step and not path.is_file())
 
 
 def is_hub_id(name: str | Path) -> bool:

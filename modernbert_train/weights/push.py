@@ -66,7 +66,7 @@ def push_run(
         StorageError: the run lacks a checkpoint, the disk is full, or the hub cannot be reached.
     """
     check_repo_id(repo_id)
-    newest = newest_checkpoint(config)
+    newest = newest_checkpoint(config.folder)
     if not dry_run and get_token() is None:
         raise ConfigError(
             f"push {repo_id}: not logged in to the hub. Make a token that may write at "

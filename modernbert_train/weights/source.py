@@ -19,8 +19,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid, verify
-from modernbert_train.checkpoints.verified import print_choice
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint, open_named
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.knob import architecture_keys
 from modernbert_train.config.objective import Order
@@ -33,7 +32,7 @@ from modernbert_train.config.schema import (
     RunConfig,
 )
 from modernbert_train.core.files import warn
-from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import ENCODERS, shapes_of
 from modernbert_train.models.classifier import CLASSIFIER, POOLER
 from modernbert_train.models.init import initialize, module_of
@@ -130,7 +129,7 @@ class Source:
     @property
     def missing(self) -> list[str]:
         """Missing modules that predicting tokens needs."""
-        needed = {module_of(name) for name in shapes_of(self.model, MaskedLmConfig())} | {"decoder"}
+        needed = {module_of(name) for name in shapes_of(self.model, MaskedLmConfig())}
         return sorted((needed & {*MASKED_LM}) - self.modules)
 
     @contextmanager
@@ -180,7 +179,7 @@ class Untrained(Source):
         return dict(encoder.named_parameters())
 
 
-def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: int | None = None) -> Source:
+def open_model(name: str | Path, *, runs_folder: str = RunConfig.runs_folder, untrained: int | None = None) -> Source:
     """Open a model for any use.
 
     Its tensors are read once, to find damage before anything is built, and again on access.
@@ -199,13 +198,9 @@ def open_model(name: str | Path, *, runs_folder: str | None = None, untrained: i
     """
     found = look_up(name, runs_folder)
     if found.kind == "checkpoint":
-        source = source_of(verify(found.path))
+        source = source_of(open_named(found.path))
     elif found.kind == "run":
-        newest, passed_over = newest_valid(found.path / "checkpoints")
-        if newest is None:
-            raise StorageError(f"{found.path}: a run without a checkpoint. Train it first, or name another.")
-        print_choice(newest, passed_over)
-        source = source_of(newest)
+        source = source_of(newest_checkpoint(found.path))
     elif found.kind == "file":
         file = open_composer(found.path)
         text = file.tokenizer_files.get(TOKENIZER)

@@ -18,7 +18,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from modernbert_train.config.distill import DistillConfig
 from modernbert_train.config.knob import facts_of
-from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig, PhaseConfig
+from modernbert_train.config.schema import (
+    ComputeConfig,
+    MaskedLmConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    PhaseConfig,
+    RunConfig,
+)
 from modernbert_train.data.fingerprint import TEACHER, TEACHER_CONFIG
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import build_model
@@ -108,7 +115,7 @@ def find_teacher(
     model: ModelConfig,
     phases: Collection[PhaseConfig],
     tokenizer: str,
-    runs_folder: str | None = None,
+    runs_folder: str = RunConfig.runs_folder,
 ) -> FoundTeacher | None:
     """Open the model that objective.teacher names, and compare it with the run.
 

@@ -50,6 +50,11 @@ def test_eval_measures_the_checkpoint_that_is_named(
         assert main([verb, str(absent)]) == 74
         message = capsys.readouterr().err
         assert f"{absent}: no such checkpoint. Name one of those in {absent.parent}: step-" in message
+    assert main(["export", str(folder)]) == 0
+    hf = str(folder / "hf")
+    assert main(["eval", hf]) == 78 and f"Add a run's YAML file: eval {hf} RUN.yaml" in capsys.readouterr().err
+    assert main(["eval", hf, *tiny_run(), "phases.short=null"]) == 0
+    assert f"{last['loss']:.3f}" in capsys.readouterr().out, "any model is measured on a run's text"
     weights = named / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert main(["eval", str(named)]) == 74

@@ -17,7 +17,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from modernbert_train import load_model
 from modernbert_train.__main__ import main
@@ -25,97 +24,14 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary, role_tokens
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
+from tests.support.foreign import BERT, FOREIGN, ROBERTA, SIZE, TEXTS, mean_of_states, saved, tokenizer_with
 from tests.support.sources import run_of
 from tests.support.tiny_run import TinyRun
 
-TEXTS = ["the quick brown fox", "jumps over the lazy dog and then sleeps", "a cat sat on the mat, on the mat!"] * 20
-SIZE: dict[str, Any] = {
-    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-    "max_position_embeddings": 130,
-}  # fmt: skip
-# names of the special tokens in published tokenizers: cls, pad, sep, unk, mask
-ROBERTA, MMBERT = ("<s>", "<pad>", "</s>", "<unk>", "<mask>"), ("<bos>", "<pad>", "<eos>", "<unk>", "<mask>")
-EUROBERT = ("<|begin_of_text|>", "<|pad|>", "<|end_of_text|>", "<|unk|>", "<|mask|>")
-BERT = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-
-
-def tokenizer_with(names: tuple[str, ...], folder: Path, *, says: str = "roles", processor: str = "template") -> Path:
-    """Write a tokenizer whose special tokens have these names.
-
-    Args:
-        names: of cls, pad, sep, unk, mask, with the ids 0 to 4.
-        folder: folder of the tokenizer.
-        says: keys of tokenizer_config.json: roles; decoder, bos_token and eos_token for cls and sep; map, only the keys
-            of special_tokens_map.json.
-        processor: kind of its post-processor; "none" for no post-processor.
-    """
-    cls, pad, sep, unk, mask = names
-    tokenizer = Tokenizer(models.BPE(unk_token=unk))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(name, special=True, normalized=False) for name in names]
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )  # fmt: skip
-    tokenizer.train_from_iterator(TEXTS, trainer)
-    if processor == "roberta":
-        tokenizer.post_processor = processors.RobertaProcessing((sep, 2), (cls, 0), True, False)
-    elif processor == "template":
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=[cls, "$A", sep], pair=[cls, "$A", sep, "$B:1", f"{sep}:1"], special_tokens=[(cls, 0), (sep, 2)]
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    roles = {"cls_token": cls, "sep_token": sep, "pad_token": pad, "unk_token": unk, "mask_token": mask}
-    if says == "decoder":
-        roles = {"bos_token": cls, "eos_token": sep, "pad_token": pad, "unk_token": unk, "mask_token": mask}
-    plain = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 128}
-    (folder / "tokenizer_config.json").write_text(json.dumps(plain | ({} if says == "map" else roles)))
-    if says == "map":
-        (folder / "special_tokens_map.json").write_text(json.dumps(roles | {"mask_token": {"content": mask}}))
-    return folder
-
-
-def saved(kind: type[Any], folder: Path, names: tuple[str, ...] = BERT, **settings: Any) -> Path:
-    """Write a model as its authors would; `settings` are configuration keys, except `says` and `processor`."""
-    own = {key: settings.pop(key) for key in ("says", "processor") if key in settings}
-    tokenizer_with(names, folder, **own)
-    entries = len(read_vocabulary(folder).ordinary) + 5
-    torch.manual_seed(3)
-    kind(kind.config_class(vocab_size=entries, initializer_range=0.2, **SIZE | settings)).save_pretrained(folder)
-    return folder
-
-
-def mean_of_states(folder: Path, text: str) -> torch.Tensor:
-    """Return the mean of the last hidden states, as sentence-transformers computes it."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        states_TD = model(**{"input_ids": tokenizer(text, return_tensors="pt")["input_ids"]}).last_hidden_state[0]
-    return states_TD.mean(dim=0)
-
-
-PAD_1 = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
-FOREIGN: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
-    "roberta": (transformers.RobertaForMaskedLM, ROBERTA, {**PAD_1, "type_vocab_size": 1, "processor": "roberta"}),
-    "roberta without a head": (transformers.RobertaModel, ROBERTA, {**PAD_1, "type_vocab_size": 1}),
-    "xlm-roberta": (transformers.XLMRobertaModel, ROBERTA, {**PAD_1, "type_vocab_size": 1, "says": "map"}),
-    "camembert": (transformers.CamembertForMaskedLM, ROBERTA, {**PAD_1, "type_vocab_size": 1}),
-    # two of three layers are local, and so is the last one, unlike in a ModernBERT of this project
-    "mmbert": (transformers.ModernBertForMaskedLM, MMBERT, {**PAD_1, "says": "decoder", "num_hidden_layers": 3,
-        "global_attn_every_n_layers": 3, "local_attention": 16}),
-    "modernbert without a head": (transformers.ModernBertModel, MMBERT, {**PAD_1, "says": "decoder"}),
-    "eurobert": (transformers.EuroBertModel, EUROBERT, {**PAD_1, "says": "decoder"}),
-    "deberta v3": (transformers.DebertaV2Model, BERT, {"relative_attention": True, "pos_att_type": ["p2c", "c2p"],
-        "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True, "position_biased_input": False,
-        "type_vocab_size": 0, "hidden_act": "gelu", "max_relative_positions": -1}),
-    "bert without a head": (transformers.BertModel, BERT, {}),
-    "distilbert without a head": (transformers.DistilBertModel, BERT, {"dim": 32, "hidden_dim": 48, "n_layers": 2,
-        "n_heads": 2}),
-    "electra without a head": (transformers.ElectraModel, BERT, {"embedding_size": 32}),
-    "albert without a head": (transformers.AlbertModel, BERT, {"embedding_size": 16}),
-}  # fmt: skip
+SLOW = pytest.mark.slow
+# published families with tokenizers of their own
+FAMILIES = ("xlm-roberta", "camembert", "eurobert", "deberta v3", "bert without a head")
+NAMED = ["roberta", "mmbert", *(pytest.param(name, marks=SLOW) for name in FAMILIES)]
 
 
 @pytest.mark.parametrize("name", FOREIGN)
@@ -181,7 +97,7 @@ def test_a_weight_of_whole_numbers_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("name", ["roberta", "mmbert"])
+@pytest.mark.parametrize("name", NAMED)
 def test_a_model_is_continued_with_its_own_tokenizer(name: str, tiny_run: TinyRun, tmp_path: Path) -> None:
     """From text to an export that transformers opens, with positions that begin after the padding's."""
     kind, names, settings = FOREIGN[name]
@@ -205,6 +121,22 @@ def test_a_model_is_continued_with_its_own_tokenizer(name: str, tiny_run: TinyRu
     torch.testing.assert_close(load_model(hf).embed([text])[0], mean_of_states(hf, text), rtol=0, atol=1e-5)
     mask = transformers.AutoTokenizer.from_pretrained(hf).mask_token
     assert main(["fill", str(hf), f"the quick {mask} fox"]) == 0
+
+
+@pytest.mark.parametrize("name", ["mmbert", "roberta without a head", "eurobert"])
+def test_any_model_is_exported(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In fp32, as its authors' code computes it; without a head it stays without one."""
+    kind, names, settings = FOREIGN[name]
+    folder = saved(kind, tmp_path / "model", names, **settings)
+    assert main(["export", str(folder)]) == 78 and "exported alone, as MODEL --out FOLDER" in capsys.readouterr().err
+    assert main(["export", str(folder), "--out", str(tmp_path / "hf")]) == 0
+    torch.testing.assert_close(
+        load_model(tmp_path / "hf").embed(TEXTS[:1])[0], mean_of_states(folder, TEXTS[0]), rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(
+        mean_of_states(tmp_path / "hf", TEXTS[0]), mean_of_states(folder, TEXTS[0]), rtol=0, atol=1e-5
+    )
+    assert json.loads((tmp_path / "hf/config.json").read_text())["architectures"] == [kind.__name__]
 
 
 def test_a_folder_of_an_adapter_says_what_it_is(tmp_path: Path) -> None:
@@ -255,8 +187,7 @@ def test_pairs_are_classified_as_transformers_reads_them(name: str, tmp_path: Pa
         assert each["scores"] == pytest.approx(probabilities, abs=1e-5)
 
 
-SLOW = pytest.mark.slow
-OTHERS = ("bert", "xlnet", "llama", "distilbert")
+OTHERS = ("bert", "xlnet", "llama", "distilbert", "albert", "deberta", "gemma", "neobert")
 ENCODERS = ["modernbert", *(pytest.param(name, marks=SLOW) for name in OTHERS)]
 
 
@@ -268,8 +199,11 @@ def test_a_run_and_its_export_are_fine_tuned_alike(name: str, tiny_run: TinyRun,
     own: dict[str, dict[str, Any]] = {
         "modernbert": {"local_attention": 16, "attention_out_dropout": 0.2},
         "llama": {"key_value_heads": 1},
+        "albert": {"embedding_size": 24},
+        "deberta": {"buckets": 8, "max_distance": 16},
+        "gemma": {"key_value_heads": 1, "head_width": 16, "local_attention": 16},
     }
-    dropout = {} if name in ("modernbert", "llama") else {"dropout": 0.2}
+    dropout = {} if name in ("modernbert", "llama", "gemma", "neobert") else {"dropout": 0.2}
     words = run_of(tiny_run(), {"name": name, **shape, **own.get(name, {}), **dropout})
     assert main(["train", *words]) == 0
     assert main(["export", str(tmp_path / "runs/tiny")]) == 0

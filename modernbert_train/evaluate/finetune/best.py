@@ -47,7 +47,7 @@ def find_outcome(config: RunConfig, task: TaskConfig) -> Outcome:
                 f"{config.folder}/metrics.jsonl: says nothing of {', '.join(missing)} at the end. Measure again: "
                 f"python -m modernbert_train eval {config.folder}"
             )
-        return Outcome(newest_checkpoint(config), last)
+        return Outcome(newest_checkpoint(config.folder), last)
     checkpoints, split = RunFolder(config).checkpoints, next(iter(task.validation))
     sign = -1.0 if task.best == "loss" else 1.0
     found: list[tuple[float, int, int]] = []

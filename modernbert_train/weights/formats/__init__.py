@@ -150,7 +150,7 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
             f"{where}: model_type={shown(kind)}; only model_type={', '.join(FORMATS)} can be read. Name such a model."
         )
     if isinstance(raw.get(WITH_HEAD), str):
-        return Alone(FORMATS[kind])
+        return Alone(Headless(FORMATS[kind], kind, raw[WITH_HEAD]))
     if is_headless(raw):
         return Headless(FORMATS[kind], kind)
     named = raw.get("architectures")

@@ -17,6 +17,7 @@ from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described
+from modernbert_train.weights.formats.headless import without_head
 from modernbert_train.weights.formats.shape import Shape, stored_shape
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ _PLACES = {
     "MultiVectorMask": "multi_vector_encoder.modules.multi_vector_mask",
     "Normalize": "base.modules.normalize",
 }
-_ENDS = ("ForMaskedLM", "ForCausalLM", "ForPreTraining", "LMHeadModel")
-_OTHERS = {"Gemma3ForCausalLM": "Gemma3TextModel", "NeoBERTLMHead": "NeoBERT"}
 
 
 class Alone:
@@ -71,12 +70,10 @@ class Alone:
         """See `HubFormat`."""
         about = self._whole.describe(config, order, modules, max_tokens, vocabulary)
         named = str(about["architectures"][0])
-        ends = () if self._objective.is_sparse else _ENDS
-        plain = next((named.removesuffix(end) + "Model" for end in ends if named.endswith(end)), named)
         how: dict[str, Any] = {WITH_HEAD: named, POOLING: self._objective.pooling}
         if self._objective.is_late:
             how[WIDTH] = self._objective.token_vectors
-        return {**about, "architectures": [named if self._objective.is_sparse else _OTHERS.get(named, plain)], **how}
+        return {**about, "architectures": [named if self._objective.is_sparse else without_head(named)], **how}
 
     def theirs(self, name: str, config: Any) -> tuple[str, ...]:
         """See `HubFormat`."""

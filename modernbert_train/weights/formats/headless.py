@@ -57,6 +57,15 @@ NAMES = {
     "gemma3_text": Names("", (), "Gemma3ForCausalLM"),
 }
 
+_ENDS = ("ForMaskedLM", "ForCausalLM", "ForPreTraining", "LMHeadModel")
+_OTHERS = {"Gemma3ForCausalLM": "Gemma3TextModel", "NeoBERTLMHead": "NeoBERT"}
+
+
+def without_head(named: str) -> str:
+    """Return transformers' class of an encoder, by its class with a head."""
+    plain = next((named.removesuffix(end) + "Model" for end in _ENDS if named.endswith(end)), named)
+    return _OTHERS.get(named, plain)
+
 
 def is_headless(raw: Mapping[str, Any]) -> bool:
     """Return True if a config.json names no class, or the class of an encoder without a head."""
@@ -68,23 +77,25 @@ def is_headless(raw: Mapping[str, Any]) -> bool:
 
 
 class Headless:
-    """See `HubFormat`; for reading only.
+    """See `HubFormat`.
 
     Args:
         whole: the format of the same encoder with a head.
         model_type: a key of `NAMES`.
+        named: class with a head that the format reads instead; None: the one in `NAMES`.
     """
 
     headless = True
 
-    def __init__(self, whole: HubFormat, model_type: str) -> None:
+    def __init__(self, whole: HubFormat, model_type: str, named: str | None = None) -> None:
         self._whole = whole
         self._names = NAMES[model_type]
+        self._named = named or self._names.class_with_head
         self.TIED: Mapping[str, str] = getattr(whole, "TIED", {})
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """See `HubFormat`."""
-        described = self._whole.read({**raw, "architectures": [self._names.class_with_head]}, where)
+        described = self._whole.read({**raw, "architectures": [self._named]}, where)
         return described._replace(detects=False)
 
     def theirs(self, name: str, config: Any) -> tuple[str, ...]:
@@ -107,4 +118,5 @@ class Headless:
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
     ) -> dict[str, Any]:
         """See `HubFormat`."""
-        return self._whole.describe(config, order, modules, max_tokens, vocabulary)
+        about = self._whole.describe(config, order, modules, max_tokens, vocabulary)
+        return about | {"architectures": [without_head(str(about["architectures"][0]))]}

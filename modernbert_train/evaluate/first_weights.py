@@ -1,4 +1,7 @@
-"""The cost of each choice of weights.shrink_from before training: held-out loss of the model with only that choice."""
+"""The held-out loss of a run's first weights, before any training.
+
+For weights.shrink_from, the cost of each choice: the loss of the model with only that choice.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,30 @@ from modernbert_train.weights.source import find_origin
 _CHOICES = (("num_layers",), ("hidden_size", "num_heads"), ("intermediate_size",))
 
 
-def describe_shrinking(config: RunConfig) -> str:
-    """Return a table of losses: the larger model, with each choice alone, and with all of them.
+def describe_first(config: RunConfig) -> str:
+    """Return a table of losses: the named model; to shrink it, also with each choice alone, and with all of them.
 
     Args:
-        config: of a run with weights.shrink_from. The table measures its data.validation.
+        config: of a run that begins with the weights of another model. The table measures its data.validation.
 
     Raises:
-        ConfigError: no held-out text, or see `find_origin`.
+        ConfigError: no held-out text, the model predicts no tokens, or see `find_origin`.
         DataError: see `resolve` and `Source.weights`.
     """
     if config.data.validation is None:
         raise ConfigError("data.validation: not set, so this run names no text to measure. Name held-out shards.")
     facts = resolve(config, purpose="measure").facts
-    origin, compute = find_origin(config), Compute.of(config.compute)
-    assert facts is not None and facts.validation is not None and origin is not None
     objective = config.objective.for_validation()
     if objective.heads != MaskedLmConfig().heads:
         objective = MaskedLmConfig().for_validation()
+    config = replace(config, objective=objective)
+    origin, compute = find_origin(config), Compute.of(config.compute)
+    assert facts is not None and facts.validation is not None and origin is not None
+    if origin.drawn:
+        raise ConfigError(
+            f"{origin.source.folder}: has no {', '.join(origin.drawn)}, so it predicts no tokens. Name a model with a "
+            "masked-LM head."
+        )
     now = replace(Clock.of(config).phases[0], objective=objective)
     texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
     rows = [("before any training", "parameters", "loss", "accuracy")]
