@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modernbert_train.checkpoints.manifest import MANIFEST
 from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import load_typed
@@ -31,7 +29,6 @@ SEED = 1618  # the first of those that ModernBERT was evaluated with
 FROZEN, UNTRAINED = "frozen", "untrained"
 _TASKS = YAMLS / "tasks"
 _LARGE = 1024  # width from which a task's `large` counts
-_STEP = re.compile(r"step-\d{8,}")
 # sections that may change at a restart because others compare them, and that decide the figures all the same
 _DECIDES = ("phases", "evals", "stability")
 
@@ -152,12 +149,3 @@ def asked(task: TaskConfig, model: str, overrides: Sequence[str]) -> dict[str, A
 
 def _decides(key: str) -> bool:
     return key.split(".")[0] in _DECIDES or not may("restart", RunConfig, key)
-
-
-def newest_checkpoint(source: str) -> Path | None:
-    """Return a run's newest checkpoint, found by name only; None for other models."""
-    folder = Path(source)
-    if (folder / MANIFEST).is_file() or not (folder / "checkpoints").is_dir():
-        return None
-    found = [path for path in (folder / "checkpoints").iterdir() if _STEP.fullmatch(path.name)]
-    return max(found, key=lambda path: int(path.name.removeprefix("step-")), default=None)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modernbert_train.checkpoints.manifest import newest_step
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.installed import PACKAGE
 from modernbert_train.core.read_json import is_count, read_json
@@ -27,7 +28,8 @@ from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.distributed.run_jobs import Job, environments, last_words, newest_line, run_all
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
-from modernbert_train.evaluate.finetune.task import named_model, newest_checkpoint
+from modernbert_train.evaluate.finetune.task import named_model
+from modernbert_train.weights.names import is_checkpoint
 
 LOGS, FAILED = "logs", "failed"
 _LINE_SECONDS = 60  # between two lines about a running job
@@ -137,7 +139,8 @@ def refuse_changed(cells: Sequence[Cell], out: Path) -> None:
 
 
 def _differences(result: dict[str, Any], cell: Cell, folder: Path) -> list[str]:
-    newest = newest_checkpoint(named_model(cell.model).source)
+    named = Path(named_model(cell.model).source)
+    newest = None if is_checkpoint(named) else newest_step(named)
     first = str(result.get("weights", ""))
     found = []
     if newest is not None and first != "scratch" and f"={newest};" not in f"{first};":
