@@ -1017,8 +1017,8 @@ FAULTS = (
     Fault(
         "decoder-tied-by-name",
         "modernbert_train/weights/formats/tensors.py",
-        'getattr(hub, "TIED", {}) if config.tied else {}',
-        'getattr(hub, "TIED", {})',
+        'getattr(hub, "tied", {}) if config.tied else {}',
+        'getattr(hub, "tied", {})',
         "a decoder with its own head: it cannot be read",
         ("tests/models/test_llama.py", "tests/weights/formats/test_formats.py"),
     ),

@@ -13,7 +13,7 @@ import pickle
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
 from modernbert_train.weights.formats import modernbert
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
-from modernbert_train.weights.formats.modernbert import OUT_DROPOUT, architecture, max_tokens_of
+from modernbert_train.weights.formats.modernbert import OUT_DROPOUT
 from modernbert_train.weights.formats.tensors import from_hf
 
 _TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)
@@ -95,7 +95,7 @@ class ComposerFile:
         Raises:
             DataError: they do not fit the architecture.
         """
-        return from_hf(modernbert, self.stored, self.model, str(self.path), self.described_by)
+        return from_hf(modernbert.FORMAT, self.stored, self.model, str(self.path), self.described_by)
 
 
 def open_composer(path: Path) -> ComposerFile:
@@ -128,12 +128,12 @@ def open_composer(path: Path) -> ComposerFile:
     elif not raw.get("architectures"):  # transformers only writes it when a model is saved
         raw = raw | {"architectures": [str(_dig(wrapper, "model", "config", "class")).rpartition(".")[2]]}
     is_flexbert = "bert_layer" in raw
-    model = architecture(_from_flexbert(raw, where) if is_flexbert else raw, where)
+    described = modernbert.FORMAT.read(_from_flexbert(raw, where) if is_flexbert else raw, where)
     files = {name: _dig(wrapper, "tokenizer", name, "content") for name in _TOKENIZER_FILES}
     return ComposerFile(
         path=path,
-        model=model,
-        max_tokens=max_tokens_of({} if is_flexbert else raw),  # FlexBERT stores bert-base's unused 512
+        model=cast(ModernBertConfig, described.model),
+        max_tokens=described.max_tokens,
         tokenizer_files={name: json.dumps(parsed, ensure_ascii=False) for name, parsed in files.items() if parsed},
         described_by=described_by,
         stored=stored,

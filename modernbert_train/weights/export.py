@@ -27,11 +27,11 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import shapes_of
 from modernbert_train.models.init import module_of
 from modernbert_train.models.replaced import PROJECTION, generator_of
-from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, export_format
+from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, electra, export_format
 from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import BEFORE, PREDICTS_FROM
-from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
+from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.headless import Headless
 from modernbert_train.weights.formats.tensors import (
     DECODER,
@@ -221,8 +221,8 @@ def _model(source: Source, prompts: Mapping[str, str] | None = None) -> _Part:
     hub = export_format(model, source.order, modules)
     if TOKEN_HEAD not in modules:
         is_whole = not {module_of(name) for name in shapes_of(model, MaskedLmConfig())} - modules
-        return _Part("model", model, weights, hub if is_whole else Headless(hub, model.model_type))
-    if isinstance(hub, Electra):
+        return _Part("model", model, weights, hub if is_whole else Headless(hub))
+    if hub is electra.FORMAT:
         model, weights = positions_from_zero(cast(BertConfig, model), weights)
     return _Part("detector", model, weights, hub)
 
@@ -241,8 +241,8 @@ def _generator(found: Checkpoint, source: Source) -> _Part:
             "Leave --generator out."
         )
     wide = PROJECTION in weights
-    if isinstance(DISCRIMINATORS.get(type(model)), Electra):
-        hub = Electra(weights[PROJECTION].shape[1] if wide else None)
+    if DISCRIMINATORS.get(type(model)) is electra.FORMAT:
+        hub = electra.generator_format(cast(BertConfig, model), weights[PROJECTION].shape[1] if wide else None)
         return _Part("generator", *positions_from_zero(cast(BertConfig, model), weights), hub)
     if wide:
         raise ConfigError(

@@ -120,7 +120,7 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
             raise DataError(f"{folder / CONFIG_JSON}: {key}={str(raw[key])[:30]}, above the limit of {most:,}.")
     generates = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
     opener = AutoModelForCausalLM if generates else AutoModelForMaskedLM
-    both = kind == xlnet.MODEL_TYPE  # transformers has one class for causal and bidirectional XLNet
+    both = kind == xlnet.FORMAT.model_type  # transformers has one class for causal and bidirectional XLNet
     plain = raw.get("is_causal") is False or raw.get("use_bidirectional_attention") is True
     sees_all = raw.get("attn_type") != "uni" if both else plain
     by_query = both and sees_all and raw.get(PREDICTS_FROM) != xlnet.OWN_PLACE

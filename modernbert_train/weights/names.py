@@ -109,7 +109,7 @@ def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder) -> Named
         _refuse_adapter(path)
         read_folder(path)
         return NamedModel("folder", path)
-    if path.parent == Path(runs_folder) and path.parent.is_dir():
+    if path.parent == Path(runs_folder):
         raise DataError(f"{path}: no such run. Name one of those in {runs_folder}, or another model.")
     if not is_hub_id(name):
         raise DataError(

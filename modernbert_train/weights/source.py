@@ -209,15 +209,8 @@ def open_model(name: str | Path, *, runs_folder: str = RunConfig.runs_folder, un
     else:
         folder = fetched(found) if found.kind == "hub" else found.path
         facts = read_folder(folder)
-        source = Source(
-            folder,
-            None,
-            facts.model,
-            facts.order,
-            facts.max_tokens,
-            *_tokenizer_in(folder),
-            facts.objective,
-        )
+        about = (facts.model, facts.order, facts.max_tokens)
+        source = Source(folder, None, *about, *_tokenizer_in(folder), facts.objective)
     if source.checkpoint is None and source.tokenizer_sha256 is not None:
         _check_table(source)
     if untrained is None:
@@ -247,16 +240,8 @@ def source_of(found: Checkpoint) -> Source:
     """Return a checkpoint as a source of weights."""
     described, sha256 = described_by(found.config, found.state), found.state.data["tokenizer"]
     tokenizer = tokenizer_of(found.folder, found.config.in_phase[found.state.phase].data.tokenizer, sha256)
-    return Source(
-        found.folder,
-        found,
-        described.model,
-        described.order,
-        described.max_tokens,
-        tokenizer,
-        sha256,
-        described.objective,
-    )
+    about = (described.model, described.order, described.max_tokens)
+    return Source(found.folder, found, *about, tokenizer, sha256, described.objective)
 
 
 def plain_weights(found: Checkpoint) -> dict[str, Tensor]:

@@ -90,7 +90,7 @@ def test_a_spec_of_pairs_is_prepared_as_pairs(program: Program, tmp_path: Path) 
 def test_eval_is_of_a_run_or_of_a_suite(program: Program) -> None:
     assert "--jobs needs --suite. Add it" in program("eval", "runs/x", "--jobs", 2, code=64).stderr
     assert "Add --out" in program("eval", "m", "--suite", "quick", code=64).stderr
-    assert "runs/x: no such" in program("eval", "runs/x", code=78).stderr
+    assert "runs/x: no such run" in program("eval", "runs/x", code=65).stderr
     assert "names no model" in program("eval", "lr=1e-5", "--suite", "quick", "--out", "t", code=78).stderr
     said = program("eval", "you/a", "you/b", "--suite", "quick", "--out", "t", "--dry-run").stdout
     answer, data, *_ = said.splitlines()

@@ -20,7 +20,7 @@ from modernbert_train.config.schema import DebertaConfig
 from modernbert_train.models import attention
 from modernbert_train.models.attention import flex, sdpa
 from modernbert_train.models.deberta import distance_rows
-from modernbert_train.weights.formats.deberta import describe
+from modernbert_train.weights.formats.deberta import FORMAT
 from tests.support.encoders import DEBERTA, DEBERTA_NARROW, DEBERTA_V1, VOCABULARY, build, ids, twin_of
 
 Make = Callable[..., Any]
@@ -118,7 +118,7 @@ def test_a_longer_context_leaves_shorter_texts_as_they_were(sequences: Make, pac
     extended = replace(short, max_positions=90)
     model.set_phase(extended)
     assert torch.equal(model.encode(before.packed), was)
-    settings = describe(extended, "all", (), 90, VOCABULARY)
+    settings = FORMAT.describe(extended, "all", (), 90, VOCABULARY)
     assert (settings["max_position_embeddings"], settings["max_relative_positions"]) == (90, 16)
     ids_T = longer.packed.input_ids_T[None, :90]
     torch.testing.assert_close(model.encode(longer.packed)[:90], twin_of(model).deberta(ids_T)[0][0], **CLOSE)

@@ -43,13 +43,15 @@ def test_files_of_transformers_come_back_bit_by_bit(tmp_path: Path, config: Any)
     assert (replace(found.model, init_cutoff=config.init_cutoff), found.max_tokens, found.order) == (config, 96, "all")
     old = {"esm.encoder.layer.0.attention.self.rotary_embeddings.inv_freq": torch.ones(3)}
     old["esm.embeddings.position_embeddings.weight"] = torch.ones(5, 5)
-    weights = from_hf(esm, stored | old, config, "file")
-    back = to_hf(esm, weights, config)
-    assert {name for name in stored if esm.today(name) is None} == {
+    weights = from_hf(esm.FORMAT, stored | old, config, "file")
+    back = to_hf(esm.FORMAT, weights, config)
+    assert {name for name in stored if esm.FORMAT.today(name) is None} == {
         name for name in stored if "contact_head" in name or "inv_freq" in name
     }
-    assert {esm.today(name) for name in stored} - {None} == back.keys()
-    assert all(torch.equal(tensor, back[esm.today(name)]) for name, tensor in stored.items() if esm.today(name))
+    assert {esm.FORMAT.today(name) for name in stored} - {None} == back.keys()
+    assert all(
+        torch.equal(tensor, back[esm.FORMAT.today(name)]) for name, tensor in stored.items() if esm.FORMAT.today(name)
+    )
     build_model(config, MaskedLmConfig()).load_state_dict(weights, strict=True)
     model = {name.removeprefix("esm."): tensor for name, tensor in stored.items() if name.startswith("esm.")}
     (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("EsmForMaskedLM", "EsmModel"))
@@ -58,7 +60,7 @@ def test_files_of_transformers_come_back_bit_by_bit(tmp_path: Path, config: Any)
 
 
 def test_the_released_model_is_read() -> None:
-    found = esm.read(RELEASED, "config.json")
+    found = esm.FORMAT.read(RELEASED, "config.json")
     assert (found.model.hidden_size, found.model.num_layers, found.model.head_size) == (320, 6, 16)
     assert (found.model.mask_id, found.model.token_dropout, found.max_tokens) == (32, True, 1026)
 
@@ -76,12 +78,12 @@ def test_the_released_model_is_read() -> None:
 def test_another_esm_is_refused(change: dict[str, Any], problem: str) -> None:
     """An ESM-1b has learned positions: read as an ESM-2 it would forget the order of its letters."""
     with pytest.raises(DataError, match=problem):
-        esm.read(RELEASED | change, "config.json")
+        esm.FORMAT.read(RELEASED | change, "config.json")
 
 
 def test_a_mask_of_another_tokenizer_is_refused() -> None:
     """Exported, [MASK] would be an ordinary token, and an ordinary one would be zero."""
     with pytest.raises(ConfigError, match=r"model\.mask_id=5: the tokenizer's \[MASK\] is 4"):
-        esm.describe(replace(ESM, mask_id=5), "all", (), 96, VOCABULARY)
+        esm.FORMAT.describe(replace(ESM, mask_id=5), "all", (), 96, VOCABULARY)
     (line,) = replace(ESM, hidden_size=20).mistakes()
     assert "Make it even" in line

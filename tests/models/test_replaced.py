@@ -40,7 +40,7 @@ from modernbert_train.models.replaced import (
     discriminator_of,
     generator_of,
 )
-from modernbert_train.weights.formats.electra import Electra
+from modernbert_train.weights.formats.electra import FORMAT
 from modernbert_train.weights.formats.tensors import to_hf
 from modernbert_train.weights.gather import load_weights
 from tests.support.encoder_training import opaque_attention
@@ -109,7 +109,7 @@ def electra(model: ForReplacedTokens, kind: type, part: ModelConfig, weights: di
         )
     )  # fmt: skip
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    missing, unexpected = twin.load_state_dict(to_hf(Electra(), weights, part, shapes), strict=False)
+    missing, unexpected = twin.load_state_dict(to_hf(FORMAT, weights, part, shapes), strict=False)
     assert not unexpected and set(missing) <= {"generator_lm_head.weight"}
     return twin.eval()
 

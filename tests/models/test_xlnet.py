@@ -124,7 +124,7 @@ def test_gradients_equal_transformers() -> None:
     ours = {name: parameter.grad for name, parameter in named.items() if parameter.grad is not None}
     assert ours.keys() == named.keys()
     theirs = dict(twin.named_parameters())
-    for name, gradient in to_hf(xlnet, ours, model.config).items():
+    for name, gradient in to_hf(xlnet.FORMAT, ours, model.config).items():
         expected = theirs[name].grad
         assert expected is not None and expected.abs().max() > 1e-4, name
         torch.testing.assert_close(gradient, expected, atol=2e-4, rtol=1e-3, msg=name)

@@ -191,5 +191,5 @@ def test_an_albert_of_causal_order_is_not_exported(
     assert main(["train", *system(tiny_run("phases.long=null"), "albert", "causal")]) == 0
     capsys.readouterr()
     assert main(["export", str(tmp_path / "runs/tiny")]) == 78
-    assert "model.name=albert: transformers has no such model for weights" in capsys.readouterr().err
+    assert "model.name=albert: transformers lacks such a model for weights" in capsys.readouterr().err
     assert not (tmp_path / "runs/tiny/hf").exists()

@@ -207,6 +207,7 @@ def test_a_run_and_its_export_are_fine_tuned_alike(name: str, tiny_run: TinyRun,
     words = run_of(tiny_run(), {"name": name, **shape, **own.get(name, {}), **dropout})
     assert main(["train", *words]) == 0
     assert main(["export", str(tmp_path / "runs/tiny")]) == 0
+    assert open_model(tmp_path / "runs/tiny").missing == open_model(tmp_path / "runs/tiny/hf").missing == []
     for split in ("train", "dev"):
         lines = [json.dumps({"text": f"{n} {text}", "label": "yn"[n % 2]}) for n, text in enumerate(TEXTS)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))

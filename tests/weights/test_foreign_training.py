@@ -34,6 +34,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "eurobert": ("EuroBert", {"classifier_pooling": "mean"}),
     "deberta v3": ("DebertaV2", {**NO_DROPOUT, "cls_dropout": 0.0, "pooler_hidden_act": "tanh"}),
     "bert without a head": ("Bert", NO_DROPOUT),
+    "esm": ("Esm", NO_DROPOUT),
 }
 NAMES = [name if name in ("roberta", "mmbert") else pytest.param(name, marks=pytest.mark.slow) for name in CLASSES]
 
@@ -81,6 +82,8 @@ def test_fine_tuning_has_the_losses_of_a_plain_loop(name: str, tmp_path: Path) -
         losses.append(float(loss.detach()))
     assert len(steps) == STEPS and abs(losses[0] - losses[-1]) > 1e-3
     assert [entry["loss"] for entry in steps] == pytest.approx(losses, abs=1e-5, rel=1e-5)
+    exported = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "runs/own/hf").eval()
+    torch.testing.assert_close(exported(input_ids=ids).logits, model(input_ids=ids).logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,4 +110,4 @@ def test_an_encoder_is_trained_for_retrieval_and_again_after_the_library_saved_i
     for own, model in (("direct", st), ("saved", tmp_path / "again")):
         assert main([*words, "--model", str(model), f"name={own}"]) == 0
     one, two = ([entry["loss"] for entry in metrics(tmp_path / f"runs/{own}")] for own in ("direct", "saved"))
-    assert one == two and len(one) == 2
+    assert one == two and len(one) > 1

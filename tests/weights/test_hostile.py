@@ -18,7 +18,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.composer_file import _from_flexbert
-from modernbert_train.weights.formats.modernbert import architecture, describe
+from modernbert_train.weights.formats.modernbert import FORMAT
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
 from tests.support.exported import CONFIG, edit
@@ -96,13 +96,13 @@ def test_fill_runs_no_code_of_the_folder_and_asks_nothing(exported: Path, capsys
 
 def test_whatever_a_configuration_says_it_is_read_or_refused(tiny_data: Path) -> None:
     """Every value, one after the other, of every wrong type; 10^30 layers must be refused before they are built."""
-    good = describe(CONFIG, "all", {"model"}, 512, read_vocabulary(tiny_data / "tokenizer"))
-    assert architecture(good, "here") == CONFIG
+    good = FORMAT.describe(CONFIG, "all", {"model"}, 512, read_vocabulary(tiny_data / "tokenizer"))
+    assert FORMAT.read(good, "here").model == CONFIG
     refused = 0
     for key in [*good, "rope_scaling"]:
         for value in WEIRD:
             try:
-                architecture(good | {key: value}, "here")
+                FORMAT.read(good | {key: value}, "here")
             except DataError:
                 refused += 1
     assert refused > 300
@@ -118,12 +118,12 @@ def test_whatever_a_configuration_of_the_reference_says_it_is_read_or_refused() 
         "decoder_bias": True, "init_std": 0.02, "init_cutoff_factor": 2.0, "local_attn_rotary_emb_base": -1,
         "rotary_emb_dim": None, "attn_qkv_bias": False, "norm_kwargs": {"eps": 1e-5, "bias": False},
     }  # fmt: skip
-    assert architecture(_from_flexbert(good, "here"), "here").num_layers == 4
+    assert FORMAT.read(_from_flexbert(good, "here"), "here").model.num_layers == 4
     refused = 0
     for key in good:
         for value in WEIRD:
             try:
-                architecture(_from_flexbert(good | {key: value}, "here"), "here")
+                FORMAT.read(_from_flexbert(good | {key: value}, "here"), "here")
             except DataError:
                 refused += 1
     assert refused > 300

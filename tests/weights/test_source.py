@@ -110,7 +110,7 @@ def test_a_checkpoint_of_the_reference_is_a_start(
     assert same(_with_decoder(grown), grow(expected, MODEL, larger))
 
     assert main(["export", str(path)]) == 78
-    assert "FILE.pt --out FOLDER" in capsys.readouterr().err
+    assert "MODEL --out FOLDER" in capsys.readouterr().err
     assert main(["export", str(path), "--out", str(tmp_path / "hf"), "--licence", "apache-2.0"]) == 0
     assert same(load_weights(tmp_path / "hf"), _with_decoder(expected))
     model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")

@@ -12,19 +12,7 @@ from typing import Any, Protocol
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import (
-    AlbertConfig,
-    BertConfig,
-    DebertaConfig,
-    DistilBertConfig,
-    EsmConfig,
-    GemmaConfig,
-    LlamaConfig,
-    ModelConfig,
-    ModernBertConfig,
-    NeoBertConfig,
-    XLNetConfig,
-)
+from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
@@ -33,6 +21,7 @@ from modernbert_train.weights.formats import (
     bert,
     deberta,
     distilbert,
+    electra,
     esm,
     gemma,
     llama,
@@ -45,12 +34,13 @@ from modernbert_train.weights.formats import (
 from modernbert_train.weights.formats.alone import WITH_HEAD, Alone
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
-from modernbert_train.weights.formats.electra import TOKEN_HEAD, Electra
+from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.headless import Headless, is_headless
+from modernbert_train.weights.formats.table import Format
 
 
 class HubFormat(Protocol):
-    """Transformers' format of one kind of model: a file of this folder.
+    """Transformers' format of one kind of model: a `Format` in a file of this folder, or a plugin's module.
 
     A format with tensors of other shapes also has `shape(name, config) -> Shape | None`, see shape.py.
     """
@@ -91,50 +81,39 @@ class HubFormat(Protocol):
 
 # model_type of a config.json -> its format
 FORMATS: dict[str, HubFormat] = {
-    "modernbert": modernbert,
-    "modernbert-decoder": modernbert_decoder,
-    "bert": bert,
-    "roberta": bert,
-    **dict.fromkeys(bert.ROBERTAS, bert),
-    "distilbert": distilbert,
-    "electra": Electra(),
-    "albert": albert,
-    "xlnet": xlnet,
-    "deberta": deberta,
-    "deberta-v2": deberta,
-    **dict.fromkeys(llama.KINDS, llama),
-    gemma.MODEL_TYPE: gemma,
-    neobert.MODEL_TYPE: neobert,
-    esm.MODEL_TYPE: esm,
+    each.model_type: each
+    for each in (
+        modernbert.FORMAT,
+        modernbert_decoder.FORMAT,
+        bert.FORMAT,
+        bert.ROBERTA,
+        *bert.OTHERS,
+        distilbert.FORMAT,
+        electra.FORMAT,
+        albert.FORMAT,
+        xlnet.FORMAT,
+        deberta.V1,
+        deberta.FORMAT,
+        llama.EUROBERT,
+        llama.LLAMA,
+        llama.QWEN2,
+        llama.QWEN3,
+        gemma.FORMAT,
+        neobert.FORMAT,
+        esm.FORMAT,
+    )
 }
 
 # class in a config.json -> its format, if it differs from its model_type's
 CLASSES: dict[str, HubFormat] = {name: Classifiers(name) for name in KINDS}
 
-# architecture and order of the exported model -> its format
-EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {
-    (ModernBertConfig, "all"): modernbert,
-    (ModernBertConfig, "causal"): modernbert_decoder,
-    (BertConfig, "all"): bert,
-    (BertConfig, "causal"): bert,
-    (AlbertConfig, "all"): albert,  # transformers lacks decoders of ALBERT and DeBERTa
-    (DebertaConfig, "all"): deberta,
-    (DistilBertConfig, "all"): distilbert,
-    (LlamaConfig, "all"): llama,
-    (LlamaConfig, "causal"): llama,
-    (GemmaConfig, "all"): gemma,
-    (GemmaConfig, "causal"): gemma,
-    (NeoBertConfig, "all"): neobert,  # its code lacks a decoder
-    (EsmConfig, "all"): esm,  # transformers lacks a decoder of it
-    (XLNetConfig, "all"): xlnet,
-    (XLNetConfig, "causal"): xlnet,
-}
+# architecture and order of the exported model -> its format, if its model_type's is another
+EXPORTS: dict[tuple[type[ModelConfig], Order], HubFormat] = {(ModernBertConfig, "causal"): modernbert_decoder.FORMAT}
 
-# architecture of a replaced-token detector -> its format and its generator's
+# architecture of a replaced-token detector -> the format of it and its generator, if its model_type's is another
 DISCRIMINATORS: dict[type[ModelConfig], HubFormat] = {
-    ModernBertConfig: modernbert_tokens,
-    BertConfig: Electra(),
-    DebertaConfig: deberta,
+    ModernBertConfig: modernbert_tokens.FORMAT,
+    BertConfig: electra.FORMAT,
 }
 
 
@@ -150,13 +129,13 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
             f"{where}: model_type={shown(kind)}; only model_type={', '.join(FORMATS)} can be read. Name such a model."
         )
     if isinstance(raw.get(WITH_HEAD), str):
-        return Alone(Headless(FORMATS[kind], kind, raw[WITH_HEAD]))
-    if is_headless(raw):
-        return Headless(FORMATS[kind], kind)
+        return Alone(FORMATS[kind])
+    if isinstance(FORMATS[kind], Format) and is_headless(raw):
+        return Headless(FORMATS[kind])
     named = raw.get("architectures")
     for each in named if isinstance(named, list) else ():
         if isinstance(each, str) and each in CLASSES:
-            return modernbert_tokens if modernbert_tokens.is_one(raw) else CLASSES[each]
+            return modernbert_tokens.FORMAT if modernbert_tokens.is_one(raw) else CLASSES[each]
     return FORMATS[kind]
 
 
@@ -171,12 +150,16 @@ def export_format(model: ModelConfig, order: Order, modules: Collection[str] = (
     Raises:
         ConfigError: transformers lacks a class for such a model.
     """
-    plain = "all" if order == "given" else order
-    found = DISCRIMINATORS.get(type(model)) if TOKEN_HEAD in modules else EXPORTS.get((type(model), plain))
+    plain: Order = "all" if order == "given" else order
+    usual, detects = FORMATS.get(model.model_type), TOKEN_HEAD in modules
+    found = DISCRIMINATORS.get(type(model)) if detects else EXPORTS.get((type(model), plain))
+    if found is None and isinstance(usual, Format):
+        usual = usual if plain in usual.classes else usual.decoder
+        found = usual if usual and (not detects or TOKEN_HEAD in usual.for_heads) else None
     if found is None:
-        how = "to detect replaced tokens" if TOKEN_HEAD in modules else f"in order {order}"
+        how = "to detect replaced tokens" if detects else f"in order {order}"
         raise ConfigError(
-            f"model.name={model.name}: transformers has no such model for weights that were trained {how}. "
+            f"model.name={model.name}: transformers lacks such a model for weights that were trained {how}. "
             "Continue the run itself; it cannot be exported."
         )
     return found

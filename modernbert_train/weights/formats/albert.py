@@ -8,7 +8,6 @@ are one matrix here and three in transformers. Both conversions are exact.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any
 
 from modernbert_train.config.albert import AlbertConfig
@@ -16,42 +15,9 @@ from modernbert_train.config.model import MAX_LAYERS
 from modernbert_train.config.objective import Order
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import (
-    ACTIVATIONS,
-    PAIR_HEAD,
-    Described,
-    activation_name,
-    head_of,
-    number_under,
-    numbers_under,
-    one_of,
-    require_class,
-    require_fixed,
-    require_whole_heads,
-    share_under,
-)
-
-MODEL_TYPE = "albert"
-ARCHITECTURES = ("AlbertForMaskedLM", "AlbertForPreTraining")  # the second is written if there is a head for pairs
-
-# Options of transformers' configuration, with the only value that this encoder implements.
-FIXED = {"tie_word_embeddings": True, "position_embedding_type": "absolute"}
-
-# AlbertConfig -> config.json, for keys with one number.
-KEYS = {
-    "vocab_size": "vocab_size",
-    "embedding_size": "embedding_size",
-    "hidden_size": "hidden_size",
-    "num_heads": "num_attention_heads",
-    "intermediate_size": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "segments": "type_vocab_size",
-    "norm_eps": "layer_norm_eps",
-    "init_std": "initializer_range",
-}
-# transformers' defaults where they differ from this program's; xxlarge's
-_DEFAULTS = {"hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384}
-
+from modernbert_train.weights.formats import bert
+from modernbert_train.weights.formats.config_json import PAIR_HEAD, Content
+from modernbert_train.weights.formats.table import Format, places
 
 # module of a unit here -> in a layer of transformers
 _ATTENTION: dict[str, tuple[str, ...]] = {
@@ -60,12 +26,7 @@ _ATTENTION: dict[str, tuple[str, ...]] = {
     "norm": ("attention.LayerNorm",),
 }
 _FFN: dict[str, tuple[str, ...]] = {"Wi": ("ffn",), "Wo": ("ffn_output",), "norm": ("full_layer_layer_norm",)}
-# other modules; the decoder's bias is stored under `predictions`, its matrix is tied
-_OTHERS = {
-    "model.embeddings.tok_embeddings": "albert.embeddings.word_embeddings",
-    "model.embeddings.segment_embeddings": "albert.embeddings.token_type_embeddings",
-    "model.embeddings.position_embeddings": "albert.embeddings.position_embeddings",
-    "model.embeddings.norm": "albert.embeddings.LayerNorm",
+_OUTSIDE = bert.embeddings("albert") | {
     "model.projection": "albert.encoder.embedding_hidden_mapping_in",
     "head.dense": "predictions.dense",
     "head.norm": "predictions.LayerNorm",
@@ -73,19 +34,14 @@ _OTHERS = {
     f"{PAIR_HEAD}.dense": "albert.pooler",
     f"{PAIR_HEAD}.classifier": "sop_classifier.classifier",
 }
-_COPIES = {
-    "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
-    "predictions.decoder.bias": "predictions.bias",
-}
-_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")  # in files of older versions; not weights
 
 
-def theirs(name: str, config: AlbertConfig) -> tuple[str, ...]:
-    """See `HubFormat`; for a configuration that shares whole layers."""
-    module, _, end = name.rpartition(".")
-    if not module.startswith("model.layers."):
-        return (f"{_OTHERS[module]}.{end}",) if module in _OTHERS else ()
-    number, _, part = module.removeprefix("model.layers.").partition(".")
+def _names(name: str, config: AlbertConfig) -> tuple[str, ...]:
+    """See `HubFormat.theirs`; for a configuration that shares whole layers."""
+    if not name.startswith("model.layers."):
+        return places(name, "", {}, _OUTSIDE)
+    module, _, end = name.removeprefix("model.layers.").rpartition(".")
+    number, _, part = module.partition(".")
     names, layer, attentions = _ATTENTION, int(number), len(config.passes("attention"))
     if layer >= attentions:
         names, layer = _FFN, layer - attentions
@@ -95,61 +51,69 @@ def theirs(name: str, config: AlbertConfig) -> tuple[str, ...]:
     )
 
 
-def today(name: str) -> str | None:
-    """See `HubFormat`."""
-    return None if name.endswith(_BUFFERS) else _COPIES.get(name, name)
-
-
-def describe(
-    config: AlbertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
-) -> dict[str, Any]:
-    """See `HubFormat`. The longest sequence is the number of position vectors."""
+def _more(config: AlbertConfig, order: Order, vocabulary: Vocabulary) -> dict[str, Any]:
     stored = config.stored
     return {
-        **head_of(ARCHITECTURES[PAIR_HEAD in modules], MODEL_TYPE, config, KEYS, FIXED),
         "num_hidden_layers": stored.num_layers // stored.group_layers,
         "num_hidden_groups": stored.groups,
         "inner_group_num": stored.group_layers,
-        "hidden_act": activation_name(config.activation),
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": 0.0,
-        "pad_token_id": vocabulary.pad_id,
-        "bos_token_id": vocabulary.cls_id,
-        "eos_token_id": vocabulary.sep_id,
     }
 
 
-def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`. Dropout of attention probabilities is ignored: it only concerns training, and this encoder lacks
-    it.
-    """
-    require_class(raw, where, MODEL_TYPE, *ARCHITECTURES)
-    require_fixed(raw, FIXED, where)
-    activation = one_of(raw, "hidden_act", "gelu_new", ACTIVATIONS, where)
-    raw = _DEFAULTS | {key: value for key, value in raw.items() if value is not None}
+def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[AlbertConfig, Order]:
     layers, groups, inner = (
-        int(number_under(raw, key, default, where, most=MAX_LAYERS))
+        int(raw.number(key, default, most=MAX_LAYERS))
         for key, default in {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}.items()
     )
     if layers % groups:
         raise DataError(
-            f"{where}: num_hidden_layers={layers} is not a multiple of num_hidden_groups={groups}; this encoder only "
-            "knows groups of equal length. Name another model."
+            f"{raw.where}: num_hidden_layers={layers} is not a multiple of num_hidden_groups={groups}; this encoder "
+            "only knows groups of equal length. Name another model."
         )
     if layers * inner > MAX_LAYERS:
         raise DataError(
-            f"{where}: num_hidden_layers={layers} times inner_group_num={inner} is above {MAX_LAYERS:,}. Restore the "
-            "file from a copy."
+            f"{raw.where}: num_hidden_layers={layers} times inner_group_num={inner} is above {MAX_LAYERS:,}. Restore "
+            "the file from a copy."
         )
     own = groups == layers > 1 and inner == 1  # no two layers share anything
-    config = AlbertConfig(
-        **numbers_under(raw, KEYS, AlbertConfig, where),
-        num_layers=layers * inner,
-        sharing="none" if own else "all",
-        groups=1 if own else groups,
-        group_layers=inner,
-        activation=ACTIVATIONS[activation],
-        dropout=share_under(raw, "hidden_dropout_prob", 0.0, where),
-    )
-    require_whole_heads(config, where)
-    return Described(config, config.max_positions, "all")
+    sharing: dict[str, Any] = {"sharing": "none" if own else "all", "groups": 1 if own else groups}
+    return AlbertConfig(**given, **sharing, num_layers=layers * inner, group_layers=inner), order
+
+
+FORMAT = Format(
+    config=AlbertConfig,
+    model_type="albert",
+    classes={"all": "AlbertForMaskedLM"},
+    for_heads={PAIR_HEAD: "AlbertForPreTraining"},
+    keys={
+        "vocab_size": "vocab_size",
+        "embedding_size": "embedding_size",
+        "hidden_size": "hidden_size",
+        "num_heads": "num_attention_heads",
+        "intermediate_size": "intermediate_size",
+        "max_positions": "max_position_embeddings",
+        "segments": "type_vocab_size",
+        "norm_eps": "layer_norm_eps",
+        "init_std": "initializer_range",
+    },
+    activation="hidden_act",
+    dropout="hidden_dropout_prob",
+    without_dropout=("attention_probs_dropout_prob",),
+    fixed={"tie_word_embeddings": True, "position_embedding_type": "absolute"},
+    # xxlarge's
+    defaults={
+        "hidden_size": 4096, "num_attention_heads": 64, "intermediate_size": 16384, "hidden_act": "gelu_new",
+        "hidden_dropout_prob": 0.0,
+    },
+    names=_names,
+    outside=_OUTSIDE,
+    prefix="albert.",
+    body=bert.BODY,
+    copies={
+        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+        "predictions.decoder.bias": "predictions.bias",
+    },
+    unread=bert.FORMAT.unread,
+    more=_more,
+    build=_build,
+)  # fmt: skip

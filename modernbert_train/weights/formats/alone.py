@@ -8,20 +8,15 @@ hidden states to token vectors.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.objective import Order
-from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ContrastiveConfig
-from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Described
+from modernbert_train.weights.formats.config_json import Content, Described
 from modernbert_train.weights.formats.headless import without_head
-from modernbert_train.weights.formats.shape import Shape, stored_shape
-
-if TYPE_CHECKING:
-    from modernbert_train.weights.formats import HubFormat
+from modernbert_train.weights.formats.table import Around
 
 WITH_HEAD, POOLING, WIDTH = "with_head", "pooling_of_vectors", "token_vectors"  # this program's keys in config.json
 DENSE = "1_Dense"  # folder of the projection
@@ -35,7 +30,7 @@ _PLACES = {
 }
 
 
-class Alone:
+class Alone(Around):
     """See `HubFormat`.
 
     Args:
@@ -46,29 +41,28 @@ class Alone:
 
     def __init__(
         self,
-        whole: HubFormat,
+        whole: Any,
         objective: ContrastiveConfig | None = None,
         prompts: Mapping[str, str] | None = None,
     ) -> None:
-        self._whole = whole
+        super().__init__(whole)
         self._prompts = {} if prompts is None else {"prompts": dict(prompts), "default_prompt_name": None}
         self._objective = objective or ContrastiveConfig()
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """See `HubFormat`."""
-        pooling, width = cast(Any, raw.get(POOLING)), raw.get(WIDTH, 128)
-        if pooling not in get_args(get_type_hints(ContrastiveConfig)["pooling"]):
-            raise DataError(f"{where}: {POOLING}={shown(pooling)} is unknown here. Restore it from a copy.")
-        if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-            raise DataError(f"{where}: {WIDTH}={shown(width)}, not a number of columns. Restore it from a copy.")
-        described = self._whole.read({**raw, "architectures": [raw[WITH_HEAD]]}, where)
+        content, known = Content(raw, where), get_args(get_type_hints(ContrastiveConfig)["pooling"])
+        pooling, width = cast(Any, content.get(POOLING)), content.number(WIDTH, 128)
+        if pooling not in known:
+            raise content.unknown(", ".join(map(str, known)), POOLING)
+        described = self.whole.read({**raw, "architectures": [raw[WITH_HEAD]]}, where)
         return described._replace(objective=ContrastiveConfig(pooling=pooling, token_vectors=width))
 
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
     ) -> dict[str, Any]:
         """See `HubFormat`."""
-        about = self._whole.describe(config, order, modules, max_tokens, vocabulary)
+        about = self.whole.describe(config, order, modules, max_tokens, vocabulary)
         named = str(about["architectures"][0])
         how: dict[str, Any] = {WITH_HEAD: named, POOLING: self._objective.pooling}
         if self._objective.is_late:
@@ -79,15 +73,13 @@ class Alone:
         """See `HubFormat`."""
         if name == f"{TOKEN_PROJECTION}.weight":
             return (f"{DENSE}/linear.weight",)
-        return self._whole.theirs(name, config) if name.startswith(("model.", "head.", "decoder.")) else ()
+        return super().theirs(name, config) if name.startswith(("model.", "head.", "decoder.")) else ()
 
     def today(self, name: str) -> str | None:
-        """See `HubFormat`."""
-        return name if name.startswith(f"{DENSE}/") else self._whole.today(name)
-
-    def shape(self, name: str, config: Any) -> Shape | None:
-        """See `HubFormat`."""
-        return stored_shape(self._whole, name, config)
+        """See `HubFormat`; sentence-transformers saves a pooler that nothing has trained."""
+        found = name if name.startswith(f"{DENSE}/") else super().today(name)
+        pooler = f"{getattr(self.whole, 'prefix', '')}pooler."
+        return None if found is not None and found.startswith(pooler) else found
 
     def files(self, width: int, max_tokens: int) -> dict[str, Any]:
         """Return sentence-transformers' files by name: pooling and vectors of length 1, or late interaction."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from modernbert_train.config.objective import Order
-from modernbert_train.config.read import shown
 from modernbert_train.config.schema import (
     AnswerConfig,
     ChooseConfig,
@@ -22,12 +21,9 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import albert, bert, deberta, distilbert, llama, modernbert, xlnet
-from modernbert_train.weights.formats.config_json import Described, places
-from modernbert_train.weights.formats.shape import Shape, stored_shape
-
-if TYPE_CHECKING:
-    from modernbert_train.weights.formats import HubFormat
+from modernbert_train.weights.formats import albert, bert, deberta, distilbert, esm, llama, modernbert, xlnet
+from modernbert_train.weights.formats.config_json import Content, Described
+from modernbert_train.weights.formats.table import Around, Format, places
 
 # ClassifyConfig.kind -> transformers' problem_type
 PROBLEMS = {
@@ -44,8 +40,6 @@ class Kind:
 
     Attributes:
         encoder: the encoder's format.
-        model_type: of its config.json.
-        pretrained: the class that `encoder` reads instead.
         objective: the kind of its labels.
         heads: module here -> in transformers.
         poolings: poolings it supports; empty for words and answers, which are not pooled.
@@ -53,9 +47,7 @@ class Kind:
         dropout: config.json's key for the dropout before the classes.
     """
 
-    encoder: HubFormat
-    model_type: str
-    pretrained: str
+    encoder: Format
     objective: type[LabelledConfig]
     heads: Mapping[str, str]
     poolings: tuple[str, ...] = ()
@@ -76,7 +68,7 @@ def _pooled(theirs: str, *others: Any) -> _Texts:
 
 def _family(
     name: str,
-    encoder: tuple[HubFormat, str, str],
+    encoder: Format,
     texts: _Texts | None = None,
     choices: _Texts | None = None,
     words: Mapping[str, str] = _ALONE,
@@ -86,10 +78,10 @@ def _family(
 ) -> dict[str, Kind]:
     """Return transformers' classes of one architecture, for texts, words, answers and choices."""
     kinds = {
-        "SequenceClassification": texts and Kind(*encoder, ClassifyConfig, *texts),
-        "TokenClassification": Kind(*encoder, TagConfig, words),
-        f"QuestionAnswering{suffix}": answers and Kind(*encoder, AnswerConfig, answers, dropout=answers_dropout),
-        "MultipleChoice": choices and Kind(*encoder, ChooseConfig, *choices),
+        "SequenceClassification": texts and Kind(encoder, ClassifyConfig, *texts),
+        "TokenClassification": Kind(encoder, TagConfig, words),
+        f"QuestionAnswering{suffix}": answers and Kind(encoder, AnswerConfig, answers, dropout=answers_dropout),
+        "MultipleChoice": choices and Kind(encoder, ChooseConfig, *choices),
     }
     return {f"{name}For{what}": kind for what, kind in kinds.items() if isinstance(kind, Kind)}
 
@@ -100,67 +92,55 @@ _BERT = _pooled("bert.pooler.dense")
 _ROBERTA = ({"pooler.dense": "classifier.dense", "classifier": "classifier.out_proj"}, ("cls",))
 _DEBERTA = _pooled("pooler.dense", {"pooler_hidden_act": "tanh"}, "cls_dropout")  # GELU by default
 _DISTILBERT = _pooled("pre_classifier", {}, "seq_classif_dropout")
+_ESM = (_ROBERTA[0], ("cls",), {}, "hidden_dropout_prob")
 _EUROBERT = ({"pooler.dense": "dense", **_ALONE}, ("mean",), {"classifier_pooling": "mean"})
 # XLNet's default is a last [CLS]; here it is first, as in the other models
 _SUMMARISED = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "tanh"}
 _SUMMARY = {"pooler.dense": "sequence_summary.summary", "classifier": "logits_proj"}
 _XLNET = (_SUMMARY, ("cls",), _SUMMARISED, "summary_last_dropout")
-_DEBERTAS = {kind: (deberta, kind, name) for kind, (_, name) in deberta.VERSIONS.items()}
-_LLAMAS = {kind: (llama, kind, name) for kind, (name, _) in llama.KINDS.items()}
 
 # class of transformers -> its description
 KINDS: dict[str, Kind] = {
-    **_family(
-        "ModernBert", (modernbert, "modernbert", modernbert.ARCHITECTURE), _MODERNBERT, _MODERNBERT, _OWN, _OWN
-    ),
-    **_family("Albert", (albert, "albert", "AlbertForMaskedLM"), _ALBERT, _ALBERT),
-    **_family("Bert", (bert, "bert", "BertForMaskedLM"), _BERT, _BERT),
-    **_family("Deberta", _DEBERTAS["deberta"], _DEBERTA),
-    **_family("DebertaV2", _DEBERTAS["deberta-v2"], _DEBERTA, _DEBERTA),
-    **_family(
-        "DistilBert", (distilbert, "distilbert", distilbert.ARCHITECTURE), _DISTILBERT, _DISTILBERT,
-        answers_dropout="qa_dropout",
-    ),
-    **_family("EuroBert", _LLAMAS["eurobert"], _EUROBERT, answers=None),
-    **_family("Qwen2", _LLAMAS["qwen2"], words={"classifier": "score"}, answers=None),
-    **_family("Qwen3", _LLAMAS["qwen3"], words={"classifier": "score"}, answers=None),
-    **_family("Roberta", (bert, "roberta", "RobertaForMaskedLM"), _ROBERTA, _pooled("roberta.pooler.dense")),
-    **_family("XLNet", (xlnet, "xlnet", xlnet.ARCHITECTURE), _XLNET, _XLNET, suffix="Simple"),
-}  # fmt: skip
+    **_family("ModernBert", modernbert.FORMAT, _MODERNBERT, _MODERNBERT, _OWN, _OWN),
+    **_family("Albert", albert.FORMAT, _ALBERT, _ALBERT),
+    **_family("Bert", bert.FORMAT, _BERT, _BERT),
+    **_family("Deberta", deberta.V1, _DEBERTA),
+    **_family("DebertaV2", deberta.FORMAT, _DEBERTA, _DEBERTA),
+    **_family("DistilBert", distilbert.FORMAT, _DISTILBERT, _DISTILBERT, answers_dropout="qa_dropout"),
+    **_family("Esm", esm.FORMAT, _ESM, answers=None),
+    **_family("EuroBert", llama.EUROBERT, _EUROBERT, answers=None),
+    **_family("Qwen2", llama.QWEN2, words={"classifier": "score"}, answers=None),
+    **_family("Qwen3", llama.QWEN3, words={"classifier": "score"}, answers=None),
+    **_family("Roberta", bert.ROBERTA, _ROBERTA, _pooled("roberta.pooler.dense")),
+    **_family("XLMRoberta", bert.OTHERS[0], _ROBERTA, _pooled("roberta.pooler.dense")),
+    **_family("Camembert", bert.OTHERS[1], _ROBERTA, _pooled("roberta.pooler.dense")),
+    **_family("XLNet", xlnet.FORMAT, _XLNET, _XLNET, suffix="Simple"),
+}
 # model_type -> why transformers' class computes something different
 _OTHERWISE = dict.fromkeys(
     ("qwen2", "qwen3", "gemma3_text"), " (its classes of texts read only the last token, as a decoder's)"
 )
 
 
-@dataclass(frozen=True)
-class Classifiers:
+class Classifiers(Around):
     """See `HubFormat`: one class of transformers, with the labels of one objective.
 
-    Attributes:
+    Args:
         name: of the class.
         objective: of the weights; None: it is read from config.json.
     """
 
-    name: str
-    objective: LabelledConfig | None = None
-
-    @property
-    def kind(self) -> Kind:
-        return KINDS[self.name]
+    def __init__(self, name: str, objective: LabelledConfig | None = None) -> None:
+        self.name, self.objective, self.kind = name, objective, KINDS[name]
+        super().__init__(self.kind.encoder)
 
     def theirs(self, name: str, config: Any) -> tuple[str, ...]:
         """See `HubFormat`."""
-        is_encoder = name.startswith("model.")
-        return self.kind.encoder.theirs(name, config) if is_encoder else places(name, "", {}, self.kind.heads)
+        return super().theirs(name, config) if name.startswith("model.") else places(name, "", {}, self.kind.heads)
 
     def today(self, name: str) -> str | None:
         """See `HubFormat`."""
-        return self.kind.encoder.today(name)
-
-    def shape(self, name: str, config: Any) -> Shape | None:
-        """See `HubFormat`."""
-        return stored_shape(self.kind.encoder, name, config) if name.startswith("model.") else None
+        return name if name.rpartition(".")[0] in self.kind.heads.values() else super().today(name)
 
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
@@ -182,12 +162,10 @@ class Classifiers:
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """See `HubFormat`."""
-        kind = self.kind
-        if raw.get("model_type") != kind.model_type:
-            raise DataError(
-                f"{where}: model_type={shown(raw.get('model_type'))} of a {self.name}. Restore it from a copy."
-            )
-        described = kind.encoder.read(raw | {"architectures": [kind.pretrained]}, where)
+        content, kind = Content(raw, where), self.kind
+        if raw.get("model_type") != kind.encoder.model_type:
+            raise content.damaged("model_type", f"not {kind.encoder.model_type}, of a {self.name}")
+        described = kind.encoder.read(raw | {"architectures": [*kind.encoder.classes.values()][:1]}, where)
         if described.order == "causal":
             raise DataError(
                 f"{where}: a {self.name} in causal order; classifiers attend to both sides here. Name a model with "
@@ -196,21 +174,17 @@ class Classifiers:
         given = raw.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
         numbers = [str(number) for number in range(len(given))] if isinstance(given, dict) else []
         if not numbers or len(numbers) > _MOST_LABELS or {*given} != {*numbers}:
-            raise DataError(f"{where}: id2label={shown(given)}, not a name for each class. Restore it from a copy.")
+            raise content.damaged("id2label", "not a name for each class")
         labels = tuple(str(given[number]) for number in numbers)
         for key, value in kind.extra.items():
             if raw.get(key) != value:
-                raise DataError(
-                    f"{where}: {key}={shown(raw.get(key))}; of a {self.name} only {value} is known. Name another model."
-                )
+                raise content.unknown(value, key, given=f"of a {self.name} ")
         dropout = raw.get(kind.dropout)
         about: dict[str, Any] = {"labels": labels, "dropout": dropout if isinstance(dropout, float) else 0.0}
         if kind.objective is AnswerConfig:
             if len(labels) != 2:
-                raise DataError(
-                    f"{where}: id2label={shown(given)}; a {self.name} has two, for the start and the end of an answer. "
-                    "Restore it from a copy."
-                )
+                what = f"but a {self.name} has two, for the start and the end of an answer"
+                raise content.damaged("id2label", what)
             return described._replace(objective=AnswerConfig(dropout=about["dropout"]))
         if kind.objective is TagConfig:
             return described._replace(objective=TagConfig(**about))
@@ -220,11 +194,9 @@ class Classifiers:
         if kind.objective is ChooseConfig and pooling in kind.poolings:
             return described._replace(objective=ChooseConfig(**about | {"pooling": pooling}))
         if problem not in kinds or pooling not in kind.poolings or (problem == "regression" and len(labels) > 1):
-            raise DataError(
-                f"{where}: problem_type={shown(problem)}, classifier_pooling={shown(pooling)} with {len(labels)} "
-                f"labels; of a {self.name} {', '.join(kinds)} and {', '.join(kind.poolings)} can be read, and one "
-                "score. Name another model."
-            )
+            known = f"{', '.join(kinds)} and {', '.join(kind.poolings)}, and one score"
+            given = f"of a {self.name} with {len(labels)} labels "
+            raise content.unknown(known, "problem_type", "classifier_pooling", given=given)
         about |= {"kind": kinds[problem], "pooling": pooling}
         return described._replace(objective=ClassifyConfig(**about))
 
@@ -236,7 +208,7 @@ def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifi
         ConfigError: transformers lacks such a class; says which exist.
     """
     for name, kind in KINDS.items():
-        if (kind.model_type, kind.objective) != (model.model_type, type(objective)):
+        if (kind.encoder.model_type, kind.objective) != (model.model_type, type(objective)):
             continue
         pooling = objective.pooling  # for classes of texts
         if pooling is not None and pooling not in kind.poolings:
@@ -250,7 +222,7 @@ def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifi
                 "model was trained without them. Evaluate with the run itself."
             )
         return Classifiers(name, objective)
-    known = ", ".join(sorted({kind.model_type for kind in KINDS.values() if kind.objective is type(objective)}))
+    known = ", ".join(sorted({kind.encoder.model_type for kind in KINDS.values() if kind.objective is type(objective)}))
     why = _OTHERWISE.get(model.model_type, "") if objective.pools else ""
     raise ConfigError(
         f"objective.name={objective.name} with model.name={model.name}: no class of transformers has this head on a "

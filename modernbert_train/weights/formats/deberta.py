@@ -8,73 +8,21 @@ released files. The absolute positions of the published training are not read.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from modernbert_train.config.deberta import DebertaConfig
 from modernbert_train.config.objective import Order
-from modernbert_train.config.read import shown
-from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import (
-    ACTIVATIONS,
-    SIZES,
-    Described,
-    activation_name,
-    head_of,
-    number_under,
-    numbers_under,
-    one_of,
-    places,
-    require_fixed,
-    require_whole_heads,
-    share_under,
-)
+from modernbert_train.weights.formats import bert
+from modernbert_train.weights.formats.config_json import SIZES, Content
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.shape import Shape
+from modernbert_train.weights.formats.table import Format
 
-# model_type -> version, and the masked-LM class
-VERSIONS: dict[str, tuple[Literal["v1", "v2"], str]] = {
-    "deberta": ("v1", "DebertaForMaskedLM"),
-    "deberta-v2": ("v2", "DebertaV2ForMaskedLM"),
-}
-DISCRIMINATORS = {"v1": "DebertaModel", "v2": "DebertaV2Model"}
-
-# Options of transformers' configuration, with the only value that this encoder implements.
-FIXED: dict[str, Any] = {
-    "relative_attention": True,
-    "position_biased_input": False,
-    "type_vocab_size": 0,
-    "tie_word_embeddings": True,
-    "talking_head": False,
-}
-# The same, for version 2 only.
-FIXED_V2: dict[str, Any] = {"share_att_key": True, "norm_rel_ebd": "layer_norm"}
 POSITIONS = ("c2p", "p2c")  # values of pos_att_type, in any order, also joined by |
-
-# DebertaConfig -> config.json, for keys with one number.
-KEYS = SIZES | {
-    "max_positions": "max_position_embeddings",
-    "norm_eps": "layer_norm_eps",
-    "init_std": "initializer_range",
-}
-# transformers' defaults where they differ from this program's: base of version 1, and v2-xlarge
-_V1: dict[str, Any] = {"vocab_size": 50265, "relative_attention": False, "position_biased_input": True}
-_DEFAULTS = {
-    "v1": _V1,
-    "v2": _V1
-    | {"vocab_size": 128_100, "share_att_key": False, "norm_rel_ebd": "none"}
-    | {"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144},
-}
-
-# module of a layer here -> in transformers
-_LAYER = {
-    "attn.Wqkv": ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
-    "attn.Wo": ("attention.output.dense",),
-    "attn_norm": ("attention.output.LayerNorm",),
-    "mlp.Wi": ("intermediate.dense",),
-    "mlp.Wo": ("output.dense",),
-    "mlp_norm": ("output.LayerNorm",),
+_LAYER = bert.LAYER | {
+    "attn.Wqkv": ("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj")
 }
 _LAYER_V1 = _LAYER | {
     "attn.Wqkv": ("attention.self.in_proj",),
@@ -83,136 +31,123 @@ _LAYER_V1 = _LAYER | {
     "attn.query.bias": ("attention.self.q_bias",),
     "attn.value.bias": ("attention.self.v_bias",),
 }
-_OUTSIDE = {
-    "model.embeddings.tok_embeddings": "deberta.embeddings.word_embeddings",
-    "model.projection": "deberta.embeddings.embed_proj",
-    "model.norm": "deberta.embeddings.LayerNorm",
-    "model.distances": "deberta.encoder.rel_embeddings",
-    "model.distance_norm": "deberta.encoder.LayerNorm",
-    "model.convolution.dense": "deberta.encoder.conv.conv",
-    "model.convolution.norm": "deberta.encoder.conv.LayerNorm",
-    "head.dense": "cls.predictions.transform.dense",
-    "head.norm": "cls.predictions.transform.LayerNorm",
-    "decoder": "cls.predictions",
-    f"{TOKEN_HEAD}.transform.norm": "mask_predictions.LayerNorm",
-    f"{TOKEN_HEAD}.transform.dense": "mask_predictions.dense",
-    f"{TOKEN_HEAD}.classifier": "mask_predictions.classifier",
-}
 _EMBEDDING = "deberta.embeddings.word_embeddings.weight"
-_COPIES = {
-    "cls.predictions.decoder.weight": _EMBEDDING,
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-    "lm_predictions.lm_head.weight": _EMBEDDING,
-    "lm_predictions.lm_head.bias": "cls.predictions.bias",
-}
-_OTHER_HEAD = "lm_predictions.lm_head."
-_MISSPELT = "mask_predictions.classifer."  # a typo of the published code
-_UNREAD = ("deberta.embeddings.position_embeddings.", "deberta.embeddings.position_ids")
 
 
-def theirs(name: str, config: DebertaConfig) -> tuple[str, ...]:
-    """See `HubFormat`."""
-    return places(name, "deberta.encoder.layer.", _LAYER_V1 if config.version == "v1" else _LAYER, _OUTSIDE)
-
-
-def shape(name: str, config: DebertaConfig) -> Shape | None:
-    """See `HubFormat`: a convolution's matrix has a dimension for the tokens that it spans."""
+def _shapes(name: str, config: DebertaConfig) -> Shape | None:
+    """See `HubFormat.shape`: a convolution's matrix has a dimension for the tokens that it spans."""
     if name != "model.convolution.dense.weight":
         return None
     return Shape((config.hidden_size, config.hidden_size, config.convolution))
 
 
-def today(name: str) -> str | None:
-    """See `HubFormat`."""
-    if name.startswith(_UNREAD):
-        return None
-    if name in _COPIES:
-        return _COPIES[name]
-    if name.startswith(_MISSPELT):
-        return name.replace(_MISSPELT, "mask_predictions.classifier.", 1)
-    if name.startswith(_OTHER_HEAD):
-        return name.replace(_OTHER_HEAD, "cls.predictions.transform.", 1)
-    return name
-
-
-def describe(
-    config: DebertaConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
-) -> dict[str, Any]:
-    """See `HubFormat`. Distances beyond `max_relative_positions` are clipped, so the model may read longer texts."""
-    named = DISCRIMINATORS[config.version] if TOKEN_HEAD in modules else VERSIONS[config.model_type][1]
-    activation = activation_name(config.activation)
-    convolution = {"conv_kernel_size": config.convolution, "conv_act": activation} if config.convolution else {}
+def _more(config: DebertaConfig, order: Order, vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return further keys. Distances beyond `max_relative_positions` are clipped, so it may read longer texts."""
+    activation = "gelu" if config.activation == "gelu" else "gelu_new"
     return {
-        **head_of(named, config.model_type, config, KEYS, FIXED if config.version == "v1" else FIXED | FIXED_V2),
         "pos_att_type": list(POSITIONS),
         "position_buckets": -1 if config.version == "v1" else config.buckets,
         "max_relative_positions": config.max_distance,
         "embedding_size": config.embedding_width,
-        "hidden_act": activation,
-        **convolution,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": 0.0,
+        **({"conv_kernel_size": config.convolution, "conv_act": activation} if config.convolution else {}),
         "legacy": True,
-        "pad_token_id": vocabulary.pad_id,
-        "bos_token_id": vocabulary.cls_id,
-        "eos_token_id": vocabulary.sep_id,
     }
 
 
-def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`. Dropout of attention probabilities is ignored: it only concerns training, and this encoder lacks
-    it."""
-    kind, named = raw.get("model_type"), raw.get("architectures")
-    version, predicts = VERSIONS.get(kind, (None, "")) if isinstance(kind, str) else (None, "")
-    if version is None or named not in (None, [], [predicts], [DISCRIMINATORS[version]]):
-        choices = " or ".join(f"model_type={k} with {n} or {DISCRIMINATORS[v]}" for k, (v, n) in VERSIONS.items())
-        raise DataError(
-            f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only {choices}, or no architectures, "
-            "can be read. Name such a model."
-        )
-    raw = {**_DEFAULTS[version], **{key: value for key, value in raw.items() if value is not None}}
-    require_fixed(raw, FIXED if version == "v1" else FIXED | FIXED_V2, where)
+def _build(
+    raw: Content, given: dict[str, Any], order: Order, longest: int, version: str = "v2"
+) -> tuple[DebertaConfig, Order]:
+    """Return the architecture; a number of distances below 1 means all positions."""
     kinds = raw.get("pos_att_type")
     kinds = [each.strip() for each in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or sorted(map(str, kinds)) != [*POSITIONS]:
-        raise DataError(
-            f"{where}: pos_att_type={shown(raw.get('pos_att_type'))}; this encoder only knows both of "
-            f"{', '.join(POSITIONS)}. Name another model."
-        )
-    activation = one_of(raw, "hidden_act", "gelu", ACTIVATIONS, where)
-    config = _numbers(raw, version, ACTIVATIONS[activation], where)
-    if config.convolution and (raw.get("conv_act", "tanh"), raw.get("conv_groups", 1)) != (activation, 1):
-        raise DataError(
-            f"{where}: conv_act={shown(raw.get('conv_act'))}, conv_groups={shown(raw.get('conv_groups'))}; this "
-            f"encoder only knows hidden_act, {activation}, and 1. Name another model."
-        )
-    require_whole_heads(config, where)
-    if raw.get("attention_head_size", config.head_size) != config.head_size:
-        raise DataError(
-            f"{where}: attention_head_size={shown(raw['attention_head_size'])}; with these heads this encoder only "
-            f"knows {config.head_size}. Name another model."
-        )
-    if wrong := next(config.mistakes(), None):
-        raise DataError(f"{where}: {wrong} Here it is max_relative_positions and position_buckets.")
-    return Described(config, config.max_positions, "all", detects=named == [DISCRIMINATORS[version]])
-
-
-def _numbers(
-    raw: dict[str, Any], version: Literal["v1", "v2"], activation: Literal["gelu", "gelu_tanh"], where: str
-) -> DebertaConfig:
-    """Return the architecture from the numbers of a config.json; a number of distances below 1 means all positions."""
-    numbers = numbers_under(raw, KEYS, DebertaConfig, where)
-    distance = int(number_under(raw, "max_relative_positions", -1, where, least=-1))
-    distance = numbers["max_positions"] if distance < 1 else distance
-    buckets = distance if version == "v1" else int(number_under(raw, "position_buckets", -1, where, least=2))
-    width = int(number_under(raw, "embedding_size", int(numbers["hidden_size"]), where))
-    return DebertaConfig(
-        version=version,
-        convolution=int(number_under(raw, "conv_kernel_size", 0, where, least=0, most=99)),
-        **numbers,
+        raise raw.unknown(f"both of {', '.join(POSITIONS)}", "pos_att_type")
+    distance = int(raw.number("max_relative_positions", -1, least=-1))
+    distance = given["max_positions"] if distance < 1 else distance
+    buckets = distance if version == "v1" else int(raw.number("position_buckets", -1, least=2))
+    width = int(raw.number("embedding_size", given["hidden_size"]))
+    config = DebertaConfig(
+        **given,
+        version=version,  # type: ignore[arg-type]
+        convolution=int(raw.number("conv_kernel_size", 0, least=0, most=99)),
         max_distance=distance,
         buckets=buckets,
-        embedding_size=None if width == numbers["hidden_size"] else width,
-        activation=activation,
-        dropout=share_under(raw, "hidden_dropout_prob", DebertaConfig.dropout, where),
+        embedding_size=None if width == given["hidden_size"] else width,
     )
+    activation = raw.get("hidden_act") or "gelu"
+    if config.convolution and (raw.get("conv_act") or "tanh", raw.get("conv_groups") or 1) != (activation, 1):
+        raise raw.unknown(f"hidden_act, {activation}, and 1", "conv_act", "conv_groups")
+    if raw.get("attention_head_size") not in (None, config.head_size):
+        raise raw.unknown(config.head_size, "attention_head_size", given="with these heads ")
+    return config, order
+
+
+def _build_v1(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[DebertaConfig, Order]:
+    return _build(raw, given, order, longest, "v1")
+
+
+V1 = Format(
+    config=DebertaConfig,
+    model_type="deberta",
+    classes={"all": "DebertaForMaskedLM"},
+    for_heads={TOKEN_HEAD: "DebertaModel"},
+    keys=SIZES
+    | {"max_positions": "max_position_embeddings", "norm_eps": "layer_norm_eps", "init_std": "initializer_range"},
+    activation="hidden_act",
+    dropout="hidden_dropout_prob",
+    without_dropout=("attention_probs_dropout_prob",),
+    fixed={
+        "relative_attention": True,
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "tie_word_embeddings": True,
+        "talking_head": False,
+    },
+    defaults={"vocab_size": 50265, "relative_attention": False, "position_biased_input": True},  # base's
+    layer="deberta.encoder.layer.",
+    parts=_LAYER_V1,
+    outside={
+        "model.embeddings.tok_embeddings": "deberta.embeddings.word_embeddings",
+        "model.projection": "deberta.embeddings.embed_proj",
+        "model.norm": "deberta.embeddings.LayerNorm",
+        "model.distances": "deberta.encoder.rel_embeddings",
+        "model.distance_norm": "deberta.encoder.LayerNorm",
+        "model.convolution.dense": "deberta.encoder.conv.conv",
+        "model.convolution.norm": "deberta.encoder.conv.LayerNorm",
+        "head.dense": "cls.predictions.transform.dense",
+        "head.norm": "cls.predictions.transform.LayerNorm",
+        "decoder": "cls.predictions",
+        f"{TOKEN_HEAD}.transform.norm": "mask_predictions.LayerNorm",
+        f"{TOKEN_HEAD}.transform.dense": "mask_predictions.dense",
+        f"{TOKEN_HEAD}.classifier": "mask_predictions.classifier",
+    },
+    prefix="deberta.",
+    body=bert.BODY,
+    renamed={
+        "mask_predictions.classifer.": "mask_predictions.classifier.",  # a typo of the published code
+        "lm_predictions.lm_head.": "cls.predictions.transform.",
+    },
+    copies={
+        "cls.predictions.decoder.weight": _EMBEDDING,
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+        "lm_predictions.lm_head.weight": _EMBEDDING,
+        "lm_predictions.lm_head.bias": "cls.predictions.bias",
+    },
+    unread=("deberta.embeddings.position_embeddings.", "deberta.embeddings.position_ids"),
+    shapes=_shapes,
+    more=_more,
+    build=_build_v1,
+)
+FORMAT = replace(
+    V1,
+    model_type="deberta-v2",
+    classes={"all": "DebertaV2ForMaskedLM"},
+    for_heads={TOKEN_HEAD: "DebertaV2Model"},
+    fixed=V1.fixed | {"share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    # v2-xlarge's
+    defaults=V1.defaults
+    | {"vocab_size": 128_100, "share_att_key": False, "norm_rel_ebd": "none"}
+    | {"hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24, "intermediate_size": 6144},
+    parts=_LAYER,
+    build=_build,
+)

@@ -6,7 +6,7 @@ the one, exactly.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from modernbert_train.config.objective import Order
@@ -15,49 +15,35 @@ from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import modernbert
-from modernbert_train.weights.formats.config_json import Described
+from modernbert_train.weights.formats.config_json import Content
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.shape import Shape
+from modernbert_train.weights.formats.table import places
 
 ARCHITECTURE = "ModernBertForTokenClassification"
 LABELS = ("original", "replaced")
-
 _HEADS = {
-    f"{TOKEN_HEAD}.transform.dense.weight": "head.dense.weight",
-    f"{TOKEN_HEAD}.transform.norm.weight": "head.norm.weight",
-    f"{TOKEN_HEAD}.classifier.weight": "classifier.weight",
-    f"{TOKEN_HEAD}.classifier.bias": "classifier.bias",
+    f"{TOKEN_HEAD}.transform.dense": "head.dense",
+    f"{TOKEN_HEAD}.transform.norm": "head.norm",
+    f"{TOKEN_HEAD}.classifier": "classifier",
 }
 
 
-def theirs(name: str, config: ModernBertConfig) -> tuple[str, ...]:
-    """See `HubFormat`."""
-    if name in _HEADS:
-        return (_HEADS[name],)
-    return (name,) if name.startswith("model.") else ()
+def _names(name: str, config: ModernBertConfig) -> tuple[str, ...]:
+    return (name,) if name.startswith("model.") else places(name, "", {}, _HEADS)
 
 
-def shape(name: str, config: ModernBertConfig) -> Shape | None:
-    """See `HubFormat`: a row of zeros is stored above the row of the one logit."""
+def _shapes(name: str, config: ModernBertConfig) -> Shape | None:
+    """See `HubFormat.shape`: a row of zeros is stored above the row of the one logit."""
     if name.startswith(f"{TOKEN_HEAD}.classifier."):
         return Shape((2, config.hidden_size) if name.endswith("weight") else (2,), zero_rows=1)
     return None
 
 
-def today(name: str) -> str | None:
-    """See `HubFormat`."""
-    return name
-
-
-def describe(
-    config: ModernBertConfig, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
-) -> dict[str, Any]:
-    """See `HubFormat`."""
-    return modernbert.describe(config, order, modules, max_tokens, vocabulary) | {
-        "architectures": [ARCHITECTURE],
-        "id2label": {str(number): label for number, label in enumerate(LABELS)},
-        "label2id": {label: number for number, label in enumerate(LABELS)},
-    }
+def _more(config: ModernBertConfig, order: Order, vocabulary: Vocabulary) -> dict[str, Any]:
+    by_number = {str(number): label for number, label in enumerate(LABELS)}
+    labels = {"id2label": by_number, "label2id": {label: int(number) for number, label in by_number.items()}}
+    return modernbert.more(config, order, vocabulary) | labels
 
 
 def is_one(raw: dict[str, Any]) -> bool:
@@ -66,13 +52,24 @@ def is_one(raw: dict[str, Any]) -> bool:
     return raw.get("architectures") == [ARCHITECTURE] and isinstance(labels, dict) and [*labels.values()] == [*LABELS]
 
 
-def read(raw: dict[str, Any], where: str) -> Described:
-    """See `HubFormat`."""
-    model = modernbert.architecture(raw, where, named=ARCHITECTURE)
-    labels = raw.get("id2label")
-    if not isinstance(labels, dict) or [*labels.values()] != [*LABELS]:
+def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[ModernBertConfig, Order]:
+    if not is_one(raw):
+        labels = f"of {ARCHITECTURE} only {', '.join(LABELS)} can be read"
         raise DataError(
-            f"{where}: id2label={shown(labels)}; of {ARCHITECTURE} only {', '.join(LABELS)} can be read. Name the "
-            "model before it was trained for other labels."
+            f"{raw.where}: id2label={shown(raw.get('id2label'))}; {labels}. Name the model before it was trained for "
+            "other labels."
         )
-    return Described(model, modernbert.max_tokens_of(raw), "all", detects=True)
+    return modernbert.build(raw, given, order, longest)
+
+
+FORMAT = replace(
+    modernbert.FORMAT,
+    classes={"all": ARCHITECTURE},
+    for_heads={TOKEN_HEAD: ARCHITECTURE},
+    renamed={},
+    copies={},
+    names=_names,
+    shapes=_shapes,
+    more=_more,
+    build=_build,
+)

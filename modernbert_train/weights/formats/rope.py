@@ -12,7 +12,7 @@ from typing import Any
 from modernbert_train.config.model import RotaryConfig
 from modernbert_train.config.read import shown
 from modernbert_train.errors import DataError
-from modernbert_train.weights.formats.config_json import number_under
+from modernbert_train.weights.formats.config_json import Content
 
 LAYERS = {True: "full_attention", False: "sliding_attention"}
 _LLAMA3 = {
@@ -45,14 +45,13 @@ def describe_layers(config: RotaryConfig) -> dict[str, Any]:
     return {kind: describe(config, is_global) for is_global, kind in LAYERS.items()}
 
 
-def read(raw: Mapping[str, Any], theta: float, longest: int, where: str) -> tuple[float, dict[str, Any]]:
+def read(raw: Content, theta: float, longest: int) -> tuple[float, dict[str, Any]]:
     """Return the RoPE base and the keys of `RotaryConfig`.
 
     Args:
         raw: an object with both.
         theta: base if it states none.
         longest: tokens of the longest text, which scaling counts from if the file names no other length.
-        where: how messages name the file.
 
     Raises:
         DataError: these positions cannot be computed; names them.
@@ -62,40 +61,42 @@ def read(raw: Mapping[str, Any], theta: float, longest: int, where: str) -> tupl
     known = isinstance(kind, str) and kind in _KEYS
     if not known or raw.get("partial_rotary_factor") not in (None, 1) or raw.get("truncate") not in (None, True):
         raise DataError(
-            f"{where}: rope_parameters={shown(raw)}; this encoder knows rope_type default, linear, llama3 and yarn, of "
-            "whole heads and with truncate=true. Name another model."
+            f"{raw.where}: rope_parameters={shown(raw)}; this encoder knows rope_type default, linear, llama3 and "
+            "yarn, of whole heads and with truncate=true. Name another model."
         )
-    theta = theta_under(raw, "rope_theta", theta, where)
+    theta = theta_under(raw, "rope_theta", theta)
     if kind != "none" and raw.get("factor") is None:
-        raise DataError(f"{where}: rope_parameters={shown(raw)}, without a factor. Write the one it was trained with.")
+        raise DataError(
+            f"{raw.where}: rope_parameters={shown(raw)}, without a factor. Write the one it was trained with."
+        )
     found: dict[str, Any] = {"rope_scaling": kind}
     for ours, theirs in _KEYS[kind].items():
         if ours == "rope_attention_factor":
-            found[ours] = _attention_factor(raw, found["rope_factor"], where)
+            found[ours] = _attention_factor(raw, found["rope_factor"])
         else:
             usual = longest if ours == "rope_original_tokens" else getattr(RotaryConfig, ours)
-            found[ours] = number_under(raw, theirs, usual, where, least=1.0 if ours == "rope_factor" else None)
+            found[ours] = raw.number(theirs, usual, least=1.0 if ours == "rope_factor" else None)
     nothing = found.get("rope_factor") == 1 and found.get("rope_attention_factor") is None
     return theta, {"rope_scaling": "none"} if nothing else found
 
 
-def theta_under(raw: Mapping[str, Any], key: str, default: float, where: str) -> float:
+def theta_under(raw: Content, key: str, default: float) -> float:
     """Return the RoPE base under a key."""
-    return float(number_under(raw, key, default, where, most=1e12))
+    return float(raw.number(key, default, most=1e12))
 
 
-def _attention_factor(raw: Mapping[str, Any], factor: float, where: str) -> float | None:
+def _attention_factor(raw: Content, factor: float) -> float | None:
     """Return yarn's factor: the given one, the ratio of `mscale` and `mscale_all_dim`, or None."""
     if raw.get("attention_factor") is not None:
-        return number_under(raw, "attention_factor", 1.0, where)
+        return raw.number("attention_factor", 1.0)
     if not (raw.get("mscale") and raw.get("mscale_all_dim")):
         return None
-    scale, all_dim = (number_under(raw, key, 1.0, where) for key in ("mscale", "mscale_all_dim"))
+    scale, all_dim = (raw.number(key, 1.0) for key in ("mscale", "mscale_all_dim"))
     return (0.1 * scale * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1)
 
 
 def read_layers(
-    raw: Mapping[str, Any], thetas: Mapping[bool, float], older_of: Collection[bool], longest: int, where: str
+    raw: Content, thetas: Mapping[bool, float], older_of: Collection[bool], longest: int
 ) -> tuple[tuple[float, float], dict[str, Any]]:
     """Return the bases of global and local layers, and the keys of `RotaryConfig`.
 
@@ -103,7 +104,7 @@ def read_layers(
         raw: content of a config.json.
         thetas: bases of global (True) and local (False) layers if `rope_parameters` does not state them.
         older_of: the layers that the older `rope_scaling` is of.
-        longest, where: see `read`.
+        longest: see `read`.
 
     Raises:
         DataError: see `read`; or local layers are scaled otherwise than global ones.
@@ -112,19 +113,23 @@ def read_layers(
     kinds = given.values() if isinstance(given, dict) else [given]
     if not isinstance(older, dict) or not all(each is None or isinstance(each, dict) for each in kinds):
         raise DataError(
-            f"{where}: rope_parameters={shown(given)}, rope_scaling={shown(older)}: not an object for each of "
+            f"{raw.where}: rope_parameters={shown(given)}, rope_scaling={shown(older)}: not an object for each of "
             f"{' and '.join(LAYERS.values())}. Restore the file from a copy."
         )
     if older.get("type", "default") != "default" and "rope_type" not in older:
         raise DataError(
-            f"{where}: rope_scaling={shown(older)}: transformers ignores a `type` here. Write rope_type, or remove it."
+            f"{raw.where}: rope_scaling={shown(older)}: transformers ignores a `type` here. Write rope_type, or remove "
+            "it."
         )
-    of_kind = {key: {**(given.get(kind) or {}), **(older if key in older_of else {})} for key, kind in LAYERS.items()}
-    theta, scaling = read(of_kind[True], thetas[True], longest, where)
-    local_theta, local = read(of_kind[False], thetas[False], longest, where)
+    of_kind = {
+        key: Content({**(given.get(kind) or {}), **(older if key in older_of else {})}, raw.where)
+        for key, kind in LAYERS.items()
+    }
+    theta, scaling = read(of_kind[True], thetas[True], longest)
+    local_theta, local = read(of_kind[False], thetas[False], longest)
     if local["rope_scaling"] != "none" and local != scaling:
         raise DataError(
-            f"{where}: rope_parameters={shown(given)}, rope_scaling={shown(older)}; local layers are scaled as global "
-            "ones here, or not at all. Name another model."
+            f"{raw.where}: rope_parameters={shown(given)}, rope_scaling={shown(older)}; local layers are scaled as "
+            "global ones here, or not at all. Name another model."
         )
     return (theta, local_theta), scaling | {"local_rope_scaled": local["rope_scaling"] != "none"}

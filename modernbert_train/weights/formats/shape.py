@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from modernbert_train.weights.formats import HubFormat
+from typing import Any, NamedTuple
 
 
 class Shape(NamedTuple):
@@ -22,7 +19,7 @@ class Shape(NamedTuple):
     zero_rows: int = 0
 
 
-def stored_shape(hub: HubFormat, name: str, config: Any) -> Shape | None:
+def stored_shape(hub: object, name: str, config: Any) -> Shape | None:
     """Return the stored shape of a parameter's parts, or None if it is the same here."""
     ask = getattr(hub, "shape", None)
     return None if ask is None else ask(name, config)

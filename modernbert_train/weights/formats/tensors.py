@@ -106,7 +106,7 @@ def from_hf(
 
     found: dict[str, Tensor] = {}
     others: dict[str, tuple[str, torch.dtype]] = {}
-    copies: Mapping[str, str] = getattr(hub, "TIED", {}) if config.tied else {}
+    copies: Mapping[str, str] = getattr(hub, "tied", {}) if config.tied else {}
     for name, tensor in stored.items():
         now = hub.today(name)
         if now is None:

@@ -21,7 +21,7 @@ LAYER = "albert.encoder.albert_layer_groups.{}.albert_layers.{}."
 
 def test_what_is_shared_is_stored_once_a_group() -> None:
     """Three of four layers' copies of the feed-forward equal the first; there are four attentions, not one."""
-    stored = to_hf(albert, weights_of(UNSAID["albert, ffn"]), UNSAID["albert, ffn"])
+    stored = to_hf(albert.FORMAT, weights_of(UNSAID["albert, ffn"]), UNSAID["albert, ffn"])
     groups = [LAYER.format(group, 0) for group in range(4)]
     for name in ("ffn.weight", "ffn.bias", "ffn_output.weight", "full_layer_layer_norm.bias"):
         assert all(torch.equal(stored[group + name], stored[groups[0] + name]) for group in groups), name
@@ -36,15 +36,15 @@ def test_what_is_shared_is_stored_once_a_group() -> None:
 def test_copies_that_differ_are_not_one_tensor() -> None:
     """If one number differs, the run would start from another model than it names."""
     config = UNSAID["albert, ffn"]
-    stored = to_hf(albert, weights_of(config), config)
+    stored = to_hf(albert.FORMAT, weights_of(config), config)
     name = LAYER.format(2, 0) + "ffn_output.weight"
     stored[name] = stored[name].clone()
     stored[name][3, 5] += 1e-6
     with pytest.raises(DataError, match=rf"^file: {name} differs from .*groups\.0\..*layers of this model share them"):
-        from_hf(albert, stored, config, "file")
-    assert len(from_hf(albert, stored, SAID["albert, none"], "file")) > 60
+        from_hf(albert.FORMAT, stored, config, "file")
+    assert len(from_hf(albert.FORMAT, stored, SAID["albert, none"], "file")) > 60
     with pytest.raises(DataError, match=r"\d+ tensors are unknown"):  # another number of groups
-        from_hf(albert, stored, ALBERT, "file")
+        from_hf(albert.FORMAT, stored, ALBERT, "file")
 
 
 @pytest.mark.runs

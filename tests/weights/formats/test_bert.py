@@ -16,7 +16,7 @@ from modernbert_train.config.bert import BertConfig
 from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.bert import BertForMaskedLM
-from modernbert_train.weights.formats import bert, read_folder
+from modernbert_train.weights.formats import bert, export_format, read, read_folder
 from modernbert_train.weights.formats.tensors import from_hf, to_hf, unsupported_heads
 from tests.weights.formats.models import (
     BERT,
@@ -32,9 +32,9 @@ from tests.weights.formats.models import (
 
 def test_a_roberta_has_no_pair_head() -> None:
     weights = weights_with_pairs(ROBERTA)
-    assert unsupported_heads(bert, weights, ROBERTA) == ("pair_head",)
-    stored = to_hf(bert, weights, ROBERTA)
-    assert_equal(from_hf(bert, stored, ROBERTA, "file"), weights_of(ROBERTA))
+    assert unsupported_heads(bert.ROBERTA, weights, ROBERTA) == ("pair_head",)
+    stored = to_hf(bert.ROBERTA, weights, ROBERTA)
+    assert_equal(from_hf(bert.ROBERTA, stored, ROBERTA, "file"), weights_of(ROBERTA))
 
 
 @pytest.mark.runs
@@ -56,9 +56,11 @@ def test_what_was_trained_in_causal_order_is_a_decoder(config: BertConfig, tmp_p
             torch.testing.assert_close(theirs, logits_TV[start:end], atol=1e-5, rtol=0)
     twin.save_pretrained(tmp_path / "theirs")
     for each in (folder, tmp_path / "theirs"):
-        said = bert.read(json.loads((each / "config.json").read_text()), "config.json")
+        said = read(json.loads((each / "config.json").read_text()), "config.json")
         assert said.model == config and said.order == "causal"
-        assert_equal(from_hf(bert, load_file(each / "model.safetensors"), config, "file"), weights)
+        assert_equal(
+            from_hf(export_format(config, "causal"), load_file(each / "model.safetensors"), config, "file"), weights
+        )
 
 
 def test_roberta_counts_positions_from_its_tokenizers_pad() -> None:
@@ -87,4 +89,4 @@ def test_an_xlm_roberta_is_read_as_the_roberta_that_it_is(tmp_path: Path) -> Non
     stored = load_file(tmp_path / "model.safetensors")
     found = read_folder(tmp_path)
     assert (found.model.title[0], found.model.max_positions, found.order) == ("RoBERTa", 40, "all")
-    assert_equal(to_hf(bert, from_hf(bert, stored, found.model, "file"), found.model), stored)
+    assert_equal(to_hf(bert.ROBERTA, from_hf(bert.ROBERTA, stored, found.model, "file"), found.model), stored)

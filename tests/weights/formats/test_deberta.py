@@ -19,7 +19,7 @@ from modernbert_train.config.schema import ComputeConfig, DebertaConfig, MaskedL
 from modernbert_train.models.build import build_model
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.replaced import Discriminator
-from modernbert_train.weights.formats import deberta
+from modernbert_train.weights.formats import deberta, export_format, read
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from tests.weights.formats.models import SAID, assert_equal, describe, randomized, weights_of
 
@@ -42,10 +42,11 @@ def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path)
     settings = transformers.DebertaV2Config(**describe(V2) | {"legacy": False, "initializer_range": 0.3})
     twin = transformers.DebertaV2ForMaskedLM(settings).eval()
     twin.save_pretrained(tmp_path)
-    said = deberta.read(json.loads((tmp_path / "config.json").read_text()), "config.json")
+    said = read(json.loads((tmp_path / "config.json").read_text()), "config.json")
     model = build_model(said.model, MaskedLmConfig(), ComputeConfig(attention="sdpa"))
     assert isinstance(model, ForMaskedLM)
-    model.load_state_dict(from_hf(deberta, load_file(tmp_path / "model.safetensors"), said.model, "file"))
+    stored = load_file(tmp_path / "model.safetensors")
+    model.load_state_dict(from_hf(export_format(said.model, "all"), stored, said.model, "file"))
     ids_T = torch.arange(5, 35)
     logits_TV = model.eval().logits(model.encode(lay_out(ids_T, [0, 30])), torch.arange(30))
     torch.testing.assert_close(logits_TV, twin(ids_T[None]).logits[0], atol=1e-5, rtol=1e-5)
@@ -56,28 +57,26 @@ def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path)
 def test_the_names_of_released_files_are_read(config: DebertaConfig) -> None:
     """Their head is named differently, and they have unused positions."""
     weights = weights_of(config)
-    there = to_hf(deberta, weights, config)
+    there = to_hf(export_format(config, "all"), weights, config)
     released = {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 32)}
     for name, tensor in there.items():
         name = name.replace("cls.predictions.transform.", "lm_predictions.lm_head.")
         released[name.replace("cls.predictions.bias", "lm_predictions.lm_head.bias")] = tensor
     assert "lm_predictions.lm_head.LayerNorm.weight" in released and "lm_predictions.lm_head.bias" in released
-    assert_equal(from_hf(deberta, released, config, "file"), weights)
+    assert_equal(from_hf(export_format(config, "all"), released, config, "file"), weights)
 
 
 def test_the_configs_of_released_models_are_read() -> None:
     """V3-base has our defaults; also the other sizes, and the first base, with as many distances as positions."""
-    assert deberta.read(RELEASED, "file")[:4] == (DebertaConfig(), 512, "all", False)
+    assert read(RELEASED, "file")[:4] == (DebertaConfig(), 512, "all", False)
     small = {"num_hidden_layers": 6}
     xsmall = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-    assert deberta.read(RELEASED | small, "file").model == DebertaConfig(num_layers=6)
-    assert deberta.read(RELEASED | xsmall, "file").model == DebertaConfig(
-        hidden_size=384, num_heads=6, intermediate_size=1536
-    )
+    assert read(RELEASED | small, "file").model == DebertaConfig(num_layers=6)
+    assert read(RELEASED | xsmall, "file").model == DebertaConfig(hidden_size=384, num_heads=6, intermediate_size=1536)
     first = {"model_type": "deberta", "vocab_size": 50265, "pos_att_type": "c2p|p2c"}
     dropped = ("position_buckets", "norm_rel_ebd", "share_att_key")
     raw = {key: value for key, value in (RELEASED | first).items() if key not in dropped}
-    assert deberta.read(raw, "file").model == DebertaConfig(version="v1", vocab_size=50265, buckets=512)
+    assert read(raw, "file").model == DebertaConfig(version="v1", vocab_size=50265, buckets=512)
 
 
 def test_import_config_makes_a_run_of_a_released_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,9 +94,9 @@ def test_a_head_that_detects_replaced_tokens_is_v3s() -> None:
         encoder = build_model(V2, MaskedLmConfig()).model
     model = randomized(Discriminator(encoder))  # type: ignore[arg-type]
     weights = model.state_dict()
-    there = to_hf(deberta, weights, V2)
-    assert_equal(from_hf(deberta, there, V2, "file"), weights)
-    assert deberta.read(describe(V2, modules=("model", "token_head")), "file").detects
+    there = to_hf(deberta.FORMAT, weights, V2)
+    assert_equal(from_hf(deberta.FORMAT, there, V2, "file"), weights)
+    assert deberta.FORMAT.read(describe(V2, modules=("model", "token_head")), "file").detects
     packed = lay_out(torch.arange(5, 35), [0, 20, 30, 30])
     hidden_TD = model.encode(packed)
     logits_T = model.logits(model.model.token_states(hidden_TD, packed))

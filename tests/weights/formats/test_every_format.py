@@ -222,7 +222,7 @@ def test_tensors_that_do_not_fit_are_named(
         (BERT, {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
         (BERT, {"pruned_heads": {"0": [1]}}, "pruned_heads="),
         (BERT, {"hidden_act": "relu"}, "hidden_act='relu'"),
-        (ROBERTA, {"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; of a roberta this encoder only knows gelu"),
+        (ROBERTA, {"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; this encoder only knows gelu"),
         (BERT, {"hidden_size": "32"}, "hidden_size='32', not a whole number above 0"),
         (BERT, {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, not a whole number"),
         (BERT, {"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
@@ -243,7 +243,7 @@ def test_tensors_that_do_not_fit_are_named(
         (
             DEBERTA,
             {"architectures": ["DebertaV2ForQuestionAnswering"]},
-            "only model_type=deberta with DebertaForMaskedLM or",
+            r"only model_type=deberta-v2, architectures=\['DebertaV2ForMaskedLM'\] or",
         ),
         (DEBERTA, {"conv_kernel_size": 3, "conv_act": "tanh"}, "conv_act='tanh', conv_groups=None; this encoder"),
         (DEBERTA, {"share_att_key": False}, "share_att_key=False"),

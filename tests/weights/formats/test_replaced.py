@@ -20,8 +20,7 @@ from modernbert_train.models.build import ENCODERS
 from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import Discriminator
 from modernbert_train.vocabulary import read_vocabulary
-from modernbert_train.weights.formats import read_folder
-from modernbert_train.weights.formats.electra import Electra
+from modernbert_train.weights.formats import electra, read_folder
 from modernbert_train.weights.hf_folder import export, load_weights
 from tests.support.exported import edit
 
@@ -93,7 +92,11 @@ def test_a_generator_comes_back(tmp_path: Path) -> None:
     [
         ("modernbert", {"id2label": None}, "id2label=None"),
         ("modernbert", {"classifier_bias": True}, "classifier_bias=True"),
-        ("bert", {"architectures": ["ElectraForQuestionAnswering"]}, "only ElectraForPreTraining and"),
+        (
+            "bert",
+            {"architectures": ["ElectraForQuestionAnswering"]},
+            r"only model_type=electra, architectures=\[\'ElectraForMaskedLM\'\] or",
+        ),
         ("bert", {"embedding_size": 16}, "embedding_size=16, hidden_size=32; this encoder only knows"),
     ],
 )
@@ -146,5 +149,5 @@ def test_a_generator_of_another_gelu_is_not_exported(tokenizer_folder: Path) -> 
     config = BertConfig(**SHAPE, activation="gelu_tanh")
     vocabulary = read_vocabulary(tokenizer_folder)
     with pytest.raises(ConfigError, match="Export only the discriminator"):
-        Electra().describe(config, "all", ("model", "head", "decoder"), 40, vocabulary)
-    assert Electra().describe(config, "all", ("model", "token_head"), 40, vocabulary)["hidden_act"] == "gelu_new"
+        electra.generator_format(config, None)
+    assert electra.FORMAT.describe(config, "all", ("model", "token_head"), 40, vocabulary)["hidden_act"] == "gelu_new"

@@ -31,15 +31,15 @@ def test_a_config_is_read_as_it_was_written(order: Order, activation: Any) -> No
     config = replace(XLNET, activation=activation)
     again = transformers.XLNetConfig(**describe(config, order)).to_dict()
     for raw in (describe(config, order), again | {"architectures": ["XLNetLMHeadModel"]}):
-        assert xlnet.read(raw, "file")[:3] == (config, 40, order)
+        assert xlnet.FORMAT.read(raw, "file")[:3] == (config, 40, order)
 
 
 def test_a_copy_of_the_embedding_is_read_as_the_tied_decoder() -> None:
     weights = weights_of(XLNET)
-    there = to_hf(xlnet, weights, XLNET)
+    there = to_hf(xlnet.FORMAT, weights, XLNET)
     assert "lm_loss.weight" not in there
     copied = there | {"lm_loss.weight": there["transformer.word_embedding.weight"]}
-    assert_equal(from_hf(xlnet, copied, XLNET, "file"), weights)
+    assert_equal(from_hf(xlnet.FORMAT, copied, XLNET, "file"), weights)
 
 
 @pytest.mark.parametrize(("order", "objective"), [("all", "mlm"), ("causal", "causal"), ("given", "permutation")])

@@ -1,0 +1,222 @@
+"""One class for every architecture: it reads and writes config.json and maps names of tensors, by a format's tables.
+
+A format states names, defaults and fixed values. `build` and `more` add the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from modernbert_train.config.objective import Order
+from modernbert_train.config.read import shown
+from modernbert_train.core.version import __version__
+from modernbert_train.errors import DataError
+from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.weights.formats.config_json import ACTIVATIONS, SIZES, Content, Described
+from modernbert_train.weights.formats.shape import Shape, stored_shape
+
+# config.json's key of a special token -> its id in `Vocabulary`
+_SPECIAL = {
+    "pad_token_id": "pad_id", "bos_token_id": "cls_id", "eos_token_id": "sep_id", "cls_token_id": "cls_id",
+    "sep_token_id": "sep_id", "mask_token_id": "mask_id",
+}  # fmt: skip
+SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
+
+# content with defaults, fields of the configuration, order by class, longest text -> configuration and order
+Build = Callable[[Content, dict[str, Any], Order, int], tuple[Any, Order]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Format:
+    """See `HubFormat`. `key` means a key of config.json, `name` a tensor's name in transformers.
+
+    Attributes:
+        config: the architecture here.
+        model_type: its name in config.json.
+        classes: order -> class of transformers.
+        for_heads: module -> class of transformers that can store it, written if the weights have it.
+        any_class: True if other classes with this model_type are read too.
+        decoder: the format of causal order, if it is another one.
+        keys: field of `config` -> key, for numbers.
+        longest: key of the longest text; None: its positions are a number in `keys`.
+        activation, activations: its key, and the values that can be read.
+        dropout: key of the dropout rate.
+        without_dropout: keys of other rates, written as 0. They are ignored in reading: they only concern training, and
+            the encoder here lacks them.
+        special: keys of special tokens that are written.
+        fixed: key -> the only value that the encoder implements.
+        defaults: transformers' defaults where they differ from the defaults in `config`.
+        layer: name of a layer, up to its number.
+        parts: parameter or module of a layer here -> names in a layer, stored along the rows.
+        outside: the same outside layers.
+        prefix: beginning of the encoder's names.
+        body: beginnings of names in a file without a head, which lack the prefix.
+        renamed: part of a name in other files -> part today; the first that occurs counts.
+        copies: name of a tied copy, or another name -> name today.
+        tied: like `copies`, in a model whose decoder is tied.
+        unread: parts of names of buffers and of heads that are not read.
+        names: `theirs` of a format whose names no table has.
+        shapes: see `shape`.
+        more: further keys, by configuration, order and vocabulary.
+        build: the configuration from its fields; may raise DataError.
+    """
+
+    config: Any
+    model_type: str
+    classes: dict[Order, str]
+    for_heads: dict[str, str] = field(default_factory=dict)
+    any_class: bool = False
+    decoder: Format | None = None
+    keys: dict[str, str] = field(default_factory=lambda: SIZES)
+    longest: str | None = None
+    activation: str | None = None
+    activations: Collection[str] = tuple(ACTIVATIONS)
+    dropout: str | None = None
+    without_dropout: tuple[str, ...] = ()
+    special: tuple[str, ...] = SPECIAL
+    fixed: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    layer: str = ""
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    outside: dict[str, str] = field(default_factory=dict)
+    prefix: str = ""
+    body: tuple[str, ...] = ()
+    renamed: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, str] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    names: Callable[[str, Any], tuple[str, ...]] | None = None
+    shapes: Callable[[str, Any], Shape | None] | None = None
+    more: Callable[[Any, Order, Vocabulary], Mapping[str, Any]] | None = None
+    build: Build | None = None
+
+    def theirs(self, name: str, config: Any) -> tuple[str, ...]:
+        """See `HubFormat`."""
+        return self.names(name, config) if self.names else places(name, self.layer, self.parts, self.outside)
+
+    def today(self, name: str) -> str | None:
+        """See `HubFormat`."""
+        name = self.prefix + name if name.startswith(self.body) else name
+        if any(part in name for part in self.unread) or self._is_idle_pooler(name):
+            return None
+        name = self.copies.get(name, name)
+        old = next((old for old in self.renamed if old in name), "")
+        name = name.replace(old, self.renamed[old], 1) if old else name
+        return self.copies.get(name, name)
+
+    def _is_idle_pooler(self, name: str) -> bool:
+        pooler = f"{self.prefix}pooler"
+        stored = any(each.startswith(pooler) for each in self.outside.values())
+        return bool(self.body) and name.startswith(f"{pooler}.") and not stored
+
+    def shape(self, name: str, config: Any) -> Shape | None:
+        """See `HubFormat`."""
+        return self.shapes(name, config) if self.shapes else None
+
+    def describe(
+        self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary
+    ) -> dict[str, Any]:
+        """See `HubFormat`."""
+        of_head = (each for module, each in self.for_heads.items() if module in modules and order != "causal")
+        about = {
+            "architectures": [next(of_head, self.classes.get(order) or self.classes["all"])],
+            "model_type": self.model_type,
+            "exported_by": f"modernbert_train {__version__}",
+            "dtype": "float32",
+            **{theirs: getattr(config, ours) for ours, theirs in self.keys.items()},
+            **self.fixed,
+            **dict.fromkeys(self.without_dropout, 0.0),
+            **{key: getattr(vocabulary, _SPECIAL[key]) for key in self.special},
+        }
+        if self.longest:
+            about[self.longest] = max_tokens
+        if self.activation:
+            about[self.activation] = next(each for each, ours in ACTIVATIONS.items() if ours == config.activation)
+        if self.dropout:
+            about[self.dropout] = config.dropout
+        return about | dict(self.more(config, order, vocabulary) if self.more else {})
+
+    def read(self, raw: dict[str, Any], where: str) -> Described:
+        """See `HubFormat`."""
+        order, named = self._class_of(raw, where), raw.get("architectures")
+        missing = {key: value for key, value in self.defaults.items() if raw.get(key) is None}
+        content = Content({**raw, **missing}, where)
+        for key, value in (self.fixed | {"pruned_heads": {}}).items():
+            if content.get(key) not in (None, value):
+                raise content.unknown(value, key)
+        given = {ours: content.number(theirs, getattr(self.config, ours)) for ours, theirs in self.keys.items()}
+        width, heads = given["hidden_size"], given["num_heads"]
+        if width % heads:
+            multiple = f"not a multiple of {self.keys['num_heads']}={heads}"
+            raise DataError(f"{where}: {self.keys['hidden_size']}={width} is {multiple}. Restore the file from a copy.")
+        if self.activation:
+            given["activation"] = ACTIVATIONS[content.word(self.activation, "gelu", self.activations)]
+        if self.dropout:
+            given["dropout"] = content.share(self.dropout, self.config.dropout)
+        longest = content.number(self.longest, self.defaults[self.longest]) if self.longest else 0
+        config, order = self.build(content, given, order, longest) if self.build else (self.config(**given), order)
+        if problem := next(config.mistakes(), None):
+            raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
+        detects = isinstance(named, list) and self.for_heads.get("token_head") in named
+        return Described(config, longest or config.max_positions, order, detects)
+
+    def _class_of(self, raw: dict[str, Any], where: str) -> Order:
+        """Return the order of the class that a config.json names.
+
+        Raises:
+            DataError: the class or the model_type is another; names those that can be read.
+        """
+        kind, named = raw.get("model_type"), raw.get("architectures")
+        of_heads: dict[str, Order] = dict.fromkeys(self.for_heads.values(), "all")
+        classes = {each: order for order, each in self.classes.items()} | of_heads
+        known = [classes[each] for each in named if str(each) in classes] if isinstance(named, list) else []
+        if kind == self.model_type and (known or self.any_class):
+            return known[0] if known else "all"
+        choices = " or ".join(f"architectures=['{each}']" for each in classes)
+        raise DataError(
+            f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only model_type={self.model_type}, "
+            f"{choices} can be read. Name such a model."
+        )
+
+
+class Around:
+    """Base class of a format of the same encoder with another head, or without one.
+
+    Args:
+        whole: the format with its usual head.
+    """
+
+    def __init__(self, whole: Any) -> None:
+        self.whole = whole
+        self.tied: Mapping[str, str] = getattr(whole, "tied", {})
+
+    def theirs(self, name: str, config: Any) -> tuple[str, ...]:
+        """See `HubFormat`."""
+        return self.whole.theirs(name, config)
+
+    def today(self, name: str) -> str | None:
+        """See `HubFormat`."""
+        return self.whole.today(name)
+
+    def shape(self, name: str, config: Any) -> Shape | None:
+        """See `HubFormat`."""
+        return stored_shape(self.whole, name, config)
+
+
+def places(name: str, layer: str, parts: Mapping[str, tuple[str, ...]], outside: Mapping[str, str]) -> tuple[str, ...]:
+    """Return transformers' names of a parameter by tables of names or of modules; empty if they lack it.
+
+    Args:
+        name: the name here.
+        layer, parts, outside: see `Format`.
+    """
+    number, _, part = name.removeprefix("model.layers.").partition(".")
+    if part and name.startswith("model.layers."):
+        table, name, prefix = parts, part, f"{layer}{number}."
+    else:
+        table, prefix = {ours: (named,) for ours, named in outside.items()}, ""
+    module, _, end = name.rpartition(".")
+    found = table.get(name) or tuple(f"{each}.{end}" for each in table.get(module, ()))
+    return tuple(prefix + each for each in found)
