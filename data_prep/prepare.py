@@ -26,6 +26,7 @@ from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.pairs import PairsConfig
 from modernbert_train.config.tools.prepare import DatasetConfig, ExecutorConfig, PrepareConfig, is_of_pairs
+from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import lock
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import ConfigError, DataError, RunError
@@ -140,7 +141,6 @@ def _open_work(folder: Path, config: DatasetConfig, wanted: Fingerprint, overwri
         ConfigError: the work is of another spec, and may not be discarded.
         DataError: a hub dataset cannot be opened.
     """
-    from data_prep.report import changes
     from data_prep.tasks.work import make_work, read_work
 
     wanted = {"version": __version__, **wanted}
@@ -149,15 +149,13 @@ def _open_work(folder: Path, config: DatasetConfig, wanted: Fingerprint, overwri
         found = read_work(folder)
         if found is not None:
             work, there = found
-            differences = changes(there, wanted)
-            if not differences:
+            changed = changes(there, wanted)
+            if not changed:
                 work.failure_file.unlink(missing_ok=True)
                 return work
             if not overwrite:
-                raise ConfigError(
-                    f"{folder}: holds unfinished work of another spec or of other files ({differences}). Discard it "
-                    "with --overwrite, or give another folder with out=..."
-                )
+                claim = f"{folder}: holds unfinished work of another spec or of other files"
+                refuse(claim, changed, "Discard it with --overwrite, or give another folder with out=...")
         _empty(folder)
         return make_work(folder, config, wanted)
 
@@ -173,7 +171,6 @@ def _after_failure(folder: Path, part: Part, error: RunError) -> None:
 
 def _remove_work(folder: Path, wanted: Fingerprint) -> None:
     """Remove the work of a finished dataset, if the process that made it could not, or was on Slurm."""
-    from data_prep.report import changes
     from data_prep.tasks.work import read_work
 
     found = read_work(folder)

@@ -19,6 +19,7 @@ from data_prep.clean.contamination import looked_for_line, set_named
 from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
 from modernbert_train.config.tools.prepare import DatasetConfig
+from modernbert_train.core.claim import Change, changes, refuse
 from modernbert_train.core.files import os_errors_as, saying
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import table
@@ -70,14 +71,6 @@ def fingerprint(config: DatasetConfig) -> Fingerprint:
     return {"spec": config.identity(), "inputs": inputs}
 
 
-def changes(there: Fingerprint, here: Fingerprint) -> str:
-    """Describe the keys in which two fingerprints differ; empty if they are equal."""
-    old, new = _flat(there), _flat(here)
-    return "; ".join(
-        f"{key}: {old.get(key)} there, {new.get(key)} now" for key in {**old, **new} if old.get(key) != new.get(key)
-    )
-
-
 def is_finished(out: Path, wanted: Fingerprint, overwrite: bool, report: str = REPORT) -> bool:
     """Return True if `out` holds the wanted dataset already, by the report of this name.
 
@@ -94,18 +87,18 @@ def is_finished(out: Path, wanted: Fingerprint, overwrite: bool, report: str = R
         )
     if overwrite:
         return False
-    if differences := changed_since(out / report, wanted):
-        raise ConfigError(
-            f"out={out}: holds a dataset of another spec or of other files ({differences}). Replace it with "
-            "--overwrite, or give another folder with out=..."
-        )
+    refuse(
+        f"out={out}: holds a dataset of another spec or of other files",
+        changed_since(out / report, wanted),
+        "Replace it with --overwrite, or give another folder with out=...",
+    )
     for split in _splits(out):
         require_card(out / split)
     return True
 
 
-def changed_since(report: Path, wanted: Fingerprint) -> str:
-    """Describe how the fingerprint in a report differs from the wanted one; empty if they are equal.
+def changed_since(report: Path, wanted: Fingerprint) -> list[Change]:
+    """Return how the fingerprint in a report differs from the wanted one.
 
     Raises:
         DataError: the report is damaged.
@@ -224,11 +217,3 @@ def _counts(tally: SourceTally) -> dict[str, Any]:
 def _splits(folder: Path) -> list[str]:
     is_split = [VALIDATION, TRAIN, f"{TRAIN}-*"]
     return sorted(path.name for pattern in is_split for path in folder.glob(pattern) if path.is_dir())
-
-
-def _flat(tree: Any, path: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {path: tree}
-    return {
-        key: value for name, inner in tree.items() for key, value in _flat(inner, f"{path}.{name}".strip(".")).items()
-    }

@@ -12,6 +12,7 @@ from typing import Any
 
 from data_prep.report import Fingerprint, changed_since, require_card
 from data_prep.write.workspace import LOCK, claimed
+from modernbert_train.core.claim import refuse
 from modernbert_train.core.version import __version__
 from modernbert_train.data.dataset_card import CARD
 from modernbert_train.errors import ConfigError
@@ -41,11 +42,11 @@ def is_finished(folder: Path, wanted: Fingerprint, overwrite: bool) -> bool:
         )
     if overwrite:
         return False
-    if changed := changed_since(folder / REPORT, wanted):
-        raise ConfigError(
-            f"{folder}: was adopted with other arguments, or the shards have changed ({changed}). --overwrite adopts "
-            "them again; runs on the present dataset cannot resume after that."
-        )
+    refuse(
+        f"{folder}: was adopted with other arguments, or the shards have changed",
+        changed_since(folder / REPORT, wanted),
+        "--overwrite adopts them again; runs on the present dataset cannot resume after that.",
+    )
     require_card(folder)
     return True
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from modernbert_train.errors import ConfigError
 
@@ -17,6 +17,20 @@ class Change(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.now}"
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Return the keys whose values differ, those of inner objects by their dotted path."""
+    old, new = _flat(before), _flat(now)
+    return [Change(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
+
+
+def _flat(tree: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(tree, Mapping):
+        return {path: tree}
+    return {
+        key: value for name, inner in tree.items() for key, value in _flat(inner, f"{path}.{name}".strip(".")).items()
+    }
 
 
 def refuse(claim: str, changes: Collection[object], remedy: str) -> None:

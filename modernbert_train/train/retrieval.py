@@ -19,7 +19,7 @@ import yaml
 from modernbert_train.checkpoints.checkpoint import newest_checkpoint
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.claim import Change, refuse
+from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import ending, lock, os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.data.dataset_card import LABELS, DatasetCard, read_card
@@ -172,8 +172,8 @@ def _write_spec(recipe: Recipe, max_tokens: int, home: Path) -> Path:
     file = home / SPEC
     if file.exists():
         there = yaml.safe_load(file.read_text(encoding="utf-8"))
-        changes = [Change(key, there.get(key), value) for key, value in spec.items() if there.get(key) != value]
-        refuse(f"{file}: the pairs of another recipe", changes, f"Name another run with name=, or remove {home}.")
+        changed = changes({key: there.get(key) for key in spec}, spec)
+        refuse(f"{file}: the pairs of another recipe", changed, f"Name another run with name=, or remove {home}.")
     else:
         write_whole(file, yaml.safe_dump(spec, sort_keys=False, allow_unicode=True))
     return file

@@ -141,7 +141,7 @@ def test_a_finished_dataset_is_kept_and_another_spec_is_not_taken_for_it(
     assert "1 examples to train, 0 held out" in capsys.readouterr().out
     assert prepare_pairs(*asked) == 0 and "already complete" in capsys.readouterr().out
     assert prepare_pairs(*asked, max_tokens=8) == 78
-    assert "pairs.max_tokens: 256 there, 8 now" in capsys.readouterr().err
+    assert "pairs.max_tokens: 256 -> 8" in capsys.readouterr().err
     write_rows(file, [*rows, {"query": "due", "positive": "deux"}])
     assert prepare_pairs(*asked) == 78 and "of other files" in capsys.readouterr().err
     assert prepare_pairs(*asked, "--overwrite") == 0 and "2 examples to train" in capsys.readouterr().out

@@ -194,10 +194,10 @@ def test_repeating_is_free_and_changing_is_refused(
     before = files_of(tmp_path / "out")
     assert command("validation_share=0.3") == CONFIG
     error = capsys.readouterr().err
-    assert "spec.validation_share: 0.2 there, 0.3 now" in error and "--overwrite" in error
+    assert "spec.validation_share: 0.2 -> 0.3" in error and "--overwrite" in error
     (corpus / "new.txt").write_text("one more document")
     assert command() == CONFIG
-    assert "inputs.files: 60 there, 61 now" in capsys.readouterr().err
+    assert "inputs.files: 60 -> 61" in capsys.readouterr().err
     assert files_of(tmp_path / "out") == before
     assert command("--overwrite") == 0
     assert report_of(tmp_path / "out")["documents_read"] == 61

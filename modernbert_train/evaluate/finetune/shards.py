@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import lock, os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import LABELS, file_sha256, read_card
-from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.errors import DataError, StorageError
 from modernbert_train.evaluate.finetune.counts import Counts, in_words
 from modernbert_train.evaluate.finetune.examples import TRAIN, Split
 from modernbert_train.evaluate.finetune.kinds import kind_of
@@ -117,12 +118,11 @@ def _read(folder: Path, asked: Mapping[str, Any]) -> Prepared:
         made, counts = about["asked"], {name: Counts(**each) for name, each in about["counts"].items()}
         labels, unseen = tuple(about["labels"]), {name: tuple(each) for name, each in about["unseen"].items()}
         longest = int(about["longest"])
-    if other := [key for key in asked if made.get(key) != asked[key]]:
-        changed = "; ".join(f"{key}: {made.get(key)} there, {asked[key]} now" for key in other)
-        raise ConfigError(
-            f"{folder}: made from another task, other texts or another tokenizer ({changed}). Give this run another "
-            f"name=, or remove {folder.parent}."
-        )
+    refuse(
+        f"{folder}: made from another task, other texts or another tokenizer",
+        changes({key: made.get(key) for key in asked}, asked),
+        f"Give this run another name=, or remove {folder.parent}.",
+    )
     card = read_card(folder / TRAIN)
     tokens = card.tokens + SPECIAL_TOKENS * card.documents
     return Prepared(folder, labels, unseen, counts, longest, tokens, card.documents)

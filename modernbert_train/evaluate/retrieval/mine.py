@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.retrieval import MineConfig, mine_problems
-from modernbert_train.core.claim import Change, refuse
+from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import os_errors_as, write_out
 from modernbert_train.core.read_json import read_json
 from modernbert_train.errors import ConfigError, DataError, StorageError
@@ -123,7 +123,7 @@ def _require_same(out: Path, report: Path, asked: dict[str, Any]) -> None:
     with os_errors_as(StorageError, f"{report}: is damaged", remedy, ValueError, KeyError, TypeError):
         before = read_json(report)["asked"]
     now = json.loads(json.dumps(asked))
-    refuse(f"out={out}", [Change(key, before.get(key), now[key]) for key in now if before.get(key) != now[key]], remedy)
+    refuse(f"out={out}", changes({key: before.get(key) for key in now}, now), remedy)
 
 
 def _mine(

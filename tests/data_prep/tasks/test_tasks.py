@@ -180,7 +180,7 @@ def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, home: Pat
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert main(words("changed", "min_characters=2")) == 78
-    assert "spec.min_characters: 1 there, 2 now" in capsys.readouterr().err
+    assert "spec.min_characters: 1 -> 2" in capsys.readouterr().err
     assert main([*words("changed", "min_characters=2"), "--overwrite"]) == 0
     assert json.loads((home / "changed/prepare_report.json").read_text())["dropped"]["too_short"] == 1
 

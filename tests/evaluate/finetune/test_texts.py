@@ -111,7 +111,7 @@ def test_a_second_call_finds_the_shards_and_another_task_is_refused(tmp_path: Pa
     made = (folder / "task.json").stat().st_mtime_ns
     assert prepare(task_of(tmp_path, lr=1.0), tokenizer, 32, folder) == first  # the learning rate is irrelevant
     assert (folder / "task.json").stat().st_mtime_ns == made
-    with pytest.raises(ConfigError, match="max_tokens: 32 there, 16 now"):
+    with pytest.raises(ConfigError, match="max_tokens: 32 -> 16"):
         prepare(task_of(tmp_path), tokenizer, 16, folder)
     write(tmp_path, [("aki", "down"), ("kelo", "up")], [("aki", "up"), ("kelo", "down")])
     with pytest.raises(ConfigError, match="made from another task, other texts"):
