@@ -335,7 +335,9 @@ def test_a_file_that_cannot_serve_is_refused_before_the_start(
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_bytes(b'{"text": "\xff", "label": 0}\n')
-    with pytest.raises(DataError, match=r"line 1: not UTF-8: byte 0xff at offset 10\. Convert it: iconv"):
+    with pytest.raises(
+        DataError, match=r"line 1: not UTF-8: byte 0xff at offset 10\. Correct it, or convert a file of text: iconv"
+    ):
         read_labelled("evals.x", ProbeConfig(train=str(tmp_path / "t.jsonl")))
     (tmp_path / "u.jsonl").mkdir()
     with pytest.raises(DataError, match="Is a directory"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ def parquet_columns(file: Path) -> list[str]:
 
 
 def read_parquet(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
-    """Yield the rows of the row groups of a span."""
+    """Yield the rows of the row groups of a span. Raises ValueError if their texts exceed `unpacked_limit`."""
     wanted = (*columns.required, *columns.optional)
-    with open_parquet(span.file, wanted) as table:
+    limit, size = unpacked_limit(span.file.stat().st_size), 0
+    with _open(span.file, wanted) as (table, at_once):
         names = table.schema_arrow.names
         if (problem := columns.lacking(names)) is not None:
             yield no_column(f"{span.path}: all rows", problem)
@@ -49,13 +51,36 @@ def read_parquet(span: Span, source: RowSourceConfig, columns: Columns, max_char
         if not table.metadata.num_rows:
             yield no_lines(span.file)
         there = [c for c in wanted if {c, c.split(".")[0]} & set(names)]
-        for number, row in parquet_rows(span.file, table, there, span.begin, span.end):
-            yield Row(f"{span.path}:{number}", row, line=number)
+        groups = range(span.begin, table.num_row_groups if span.end is None else span.end)
+        before = sum(table.metadata.row_group(i).num_rows for i in range(span.begin))
+        batches = table.iter_batches(at_once, row_groups=list(groups), columns=there, use_threads=False)
+        for number, row in enumerate(chain.from_iterable(map(_rows_of, batches)), start=before + 1):
+            id = f"{span.path}:{number}"
+            if isinstance(row, UnicodeDecodeError):
+                detail = f"not UTF-8: byte 0x{row.object[row.start]:02x} at byte {row.start} of a text"
+                yield LeftOut(id, "not_utf8", detail, line=number)
+                continue
+            size += sum(len(value) for value in row.values() if isinstance(value, str))
+            if size > limit:
+                raise unpacks_to_too_much(limit)
+            yield Row(id, row, line=number)
+
+
+def _rows_of(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+    """Yield the rows of a batch, and the error of one with a text that is not UTF-8."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            yield error
+            return
+        for number in range(batch.num_rows):
+            yield from _rows_of(batch.slice(number, 1))
 
 
 @contextmanager
-def open_parquet(path: Path, columns: Sequence[str] = ()) -> Iterator[Any]:
-    """Open a Parquet file; of `columns`, those that are suspiciously dense stay dictionaries.
+def _open(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
+    """Open a file, and say how many rows to read at once; suspiciously dense columns stay dictionaries.
 
     Raises:
         OSError: it cannot be read, or is a pipe or a device.
@@ -64,40 +89,14 @@ def open_parquet(path: Path, columns: Sequence[str] = ()) -> Iterator[Any]:
     import pyarrow.parquet
 
     open_file(path).close()
-    with pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
+    settings: dict[str, Any] = {"buffer_size": _BUFFER_BYTES, "pre_buffer": False}
+    with pyarrow.parquet.ParquetFile(path, **settings) as table:
         dense = _dense(table.metadata, columns)
         if not dense:
-            yield table
+            yield table, _ROWS
             return
-    with pyarrow.parquet.ParquetFile(path, read_dictionary=dense, buffer_size=_BUFFER_BYTES, pre_buffer=False) as table:
-        yield table
-
-
-def parquet_rows(
-    path: Path, table: Any, columns: Sequence[str], begin: int = 0, end: int | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number of each row in the file, from 1, and its columns.
-
-    Args:
-        path: of the table.
-        table: from `open_parquet`, with the same columns.
-        columns: that are read.
-        begin, end: row groups.
-
-    Raises:
-        ValueError: the texts are more than `unpacked_limit`.
-    """
-    limit, size = unpacked_limit(path.stat().st_size), 0
-    number = sum(table.metadata.row_group(i).num_rows for i in range(begin))
-    groups = list(range(begin, table.num_row_groups if end is None else end))
-    rows = 1 if _dense(table.metadata, columns) else _ROWS
-    for batch in table.iter_batches(rows, row_groups=groups, columns=list(columns), use_threads=False):
-        for row in batch.to_pylist():
-            number += 1
-            size += sum(len(value) for value in row.values() if isinstance(value, str))
-            if size > limit:
-                raise unpacks_to_too_much(limit)
-            yield number, row
+    with pyarrow.parquet.ParquetFile(path, read_dictionary=dense, **settings) as table:
+        yield table, 1
 
 
 def _dense(metadata: Any, columns: Sequence[str]) -> list[str]:

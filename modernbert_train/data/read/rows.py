@@ -132,7 +132,7 @@ NO_ROWS, NO_COLUMN = "empty", "no_text"
 HALF_PAIR = "half of a surrogate pair, which is no text"
 REMEDIES: dict[str, Remedy] = {
     "unreadable": Remedy("Restore it, or correct the path."),
-    "not_utf8": Remedy("Convert it: iconv -f ENCODING -t UTF-8."),
+    "not_utf8": Remedy("Correct it, or convert a file of text: iconv -f ENCODING -t UTF-8."),
     "surrogate": Remedy(),
     "not_json": Remedy(corpus="Correct {source}.kind, if these are not lines of JSON."),
     "not_csv": Remedy(

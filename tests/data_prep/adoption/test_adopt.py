@@ -345,9 +345,7 @@ def test_shards_that_changed_since_are_not_passed_over(
     llm_foundry(folder.parent / "new", documents[:5], vocabulary)
     for path in (folder.parent / "new").iterdir():
         path.rename(folder / path.name)
-    with pytest.raises(
-        ConfigError, match=r"the shards have changed:\n(.|\n)*--overwrite"
-    ):
+    with pytest.raises(ConfigError, match=r"the shards have changed:\n(.|\n)*--overwrite"):
         adopt(str(folder), tokenizer)
     adopt(str(folder), tokenizer, overwrite=True)
     assert len(read_all(folder, tokenizer)) == 5

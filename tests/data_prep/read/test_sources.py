@@ -6,15 +6,20 @@ import gzip
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import datasets
+import pyarrow
 import pytest
 import zstandard
+from pyarrow import parquet
 
 from data_prep.read.documents import Document, read_source
+from modernbert_train.__main__ import main
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import ConfigError, DataError
+from tests.support.tiny_run import TinyRun
 
 LIMIT = 1000
 
@@ -177,6 +182,21 @@ def test_parquet_reads_the_named_column(tmp_path: Path) -> None:
     assert (
         isinstance(item, LeftOut) and item.reason == "no_text" and "no column 'text' among 'body', 'n'" in item.detail
     )
+
+
+def test_a_parquet_row_that_is_not_utf_8_costs_a_row(tmp_path: Path, tiny_run: TinyRun, capsys: Any) -> None:
+    """Arrow does not check texts on writing; one bad text cost the file and its thousand others."""
+    texts = pyarrow.array([b"one", b"caf\xe9", *(b"text %d" % i for i in range(100))], pyarrow.binary())
+    column = pyarrow.Array.from_buffers(pyarrow.string(), len(texts), texts.buffers())
+    labels = pyarrow.array([i % 2 for i in range(len(texts))])
+    parquet.write_table(pyarrow.table({"text": column, "label": labels}), tmp_path / "a.parquet")
+    one, bad, *others = read(kind="parquet", path=str(tmp_path / "a.parquet"))
+    assert isinstance(bad, LeftOut) and bad.id.endswith("a.parquet:2") and not bad.rest
+    assert bad.detail == "not UTF-8: byte 0xe9 at byte 3 of a text"
+    assert texts_of([one, *others]) == ["one", *(f"text {i}" for i in range(100))]
+    probe = json.dumps({"name": "probe", "train": str(tmp_path / "a.parquet")})
+    assert main(["check", *tiny_run(f"evals.x={probe}")]) == 65
+    assert "line 2: not UTF-8: byte 0xe9 at byte 3 of a text. Correct it" in capsys.readouterr().err
 
 
 def test_damaged_csv_and_parquet_are_counted(tmp_path: Path) -> None:
