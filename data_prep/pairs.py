@@ -46,7 +46,7 @@ from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import plural
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.data.dataset_card import write_card
-from modernbert_train.data.read.rows import Columns, LeftOut, Row, lacking_field, value_of
+from modernbert_train.data.read.rows import HALF_PAIR, Columns, LeftOut, Row, lacking_field, value_of
 from modernbert_train.data.read.sources import read_rows
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
@@ -142,7 +142,7 @@ def take_pair(row: Row, keys: PairTextsConfig, max_characters: int) -> Pair | Le
                 raise ValueError(f"a text of {len(text):,} characters, max_characters={max_characters:,}")
             text.encode()
     except UnicodeEncodeError:
-        return LeftOut(row.id, "not_utf8", "half of a surrogate pair, which is no text")
+        return LeftOut(row.id, "not_utf8", HALF_PAIR)
     except ValueError as error:
         return LeftOut(row.id, "no_pair", str(error))
     if not (pair.query.strip() and pair.positive.strip()):

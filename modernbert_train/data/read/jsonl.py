@@ -123,16 +123,15 @@ def _parse_line(
     decoded = decode(id, line, offset, encoding, in_utf_8, number)
     if isinstance(decoded, LeftOut):
         return decoded
+    row, fault = None, ""
     try:
-        row: Any = parse_json(decoded.text, twice=columns.required) if columns.unique else json.loads(decoded.text)
+        row = parse_json(decoded.text, twice=columns.required) if columns.unique else json.loads(decoded.text)
     except (ValueError, RecursionError) as error:
-        several = f"; {_ONE_A_LINE}" if line.strip() in (b"[", b"{") else ""
-        detail = f"not JSON ({error}), its line begins at offset {offset}{several}"
-        return LeftOut(id, "not_json", detail, line=number)
+        fault = f"not JSON ({error}), its line begins at offset {offset}"
     if not isinstance(row, dict):
-        several = f"; {_ONE_A_LINE}" if isinstance(row, list) else ""
-        detail = f"{type(row).__name__}, not an object, at offset {offset}{several}"
-        return LeftOut(id, "not_json", detail, line=number)
+        several = f"; {_ONE_A_LINE}" if isinstance(row, list) or line.strip() in (b"[", b"{") else ""
+        fault = fault or f"{type(row).__name__}, not an object, at offset {offset}"
+        return LeftOut(id, "not_json", fault + several, line=number)
     if columns.strict:
         if has_half_pair(decoded.text, row):
             return LeftOut(id, "surrogate", HALF_PAIR, line=number)
