@@ -102,3 +102,41 @@ def test_quotes_in_a_csv_are_doubled_as_the_error_says(tiny_run: TinyRun, tmp_pa
     assert "doubles quotes in them" in capsys.readouterr().err
     mended = broken.replace('"so"', '""so""')
     assert main(["check", *tiny_run(*probe_of("t.csv", mended.encode())(tmp_path))]) == 0, capsys.readouterr().err
+
+
+CONLLU = """\
+# sent_id = 1
+1\tDogs\tdog\tNOUN\t_\t_\t2\tnsubj\t_\t_
+2\tbark\tbark\tVERB\t_\t_\t0\troot\t_\t_
+2.1\t_\t_\t_\t_\t_\t_\t_\t_\t_
+
+"""
+
+
+def error_of_finetune(file: Path, metric: str, folder: Path, capsys: Any) -> str:
+    """Return the error of `finetune` with a file, and with a model that is missing, which is found after the file."""
+    task = {"kind": "tokens", "train": str(file), "validation": {"dev": str(file)}, "metrics": [metric]}
+    (folder / "task.yaml").write_text(json.dumps(task))
+    assert main(["finetune", str(folder / "task.yaml"), "--model", str(folder / "gone")]) == 65
+    return str(capsys.readouterr().err)
+
+
+@pytest.mark.runs
+def test_the_command_of_an_error_makes_conll_of_conllu(tmp_path: Path, capsys: Any) -> None:
+    """The numbers of the first column would be taken for the words."""
+    (tmp_path / "t.conll").write_text(CONLLU)
+    error = error_of_finetune(tmp_path / "t.conll", "accuracy", tmp_path, capsys)
+    found = re.search(r"line 2: .* (grep -vP .* FILE \| cut -f 2,4) > FILE\.conll", error)
+    assert found, error
+    mended = subprocess.run(found[1].replace("FILE", str(tmp_path / "t.conll")), shell=True, capture_output=True)
+    (tmp_path / "mended.conll").write_bytes(mended.stdout)
+    assert "Dogs\tNOUN\nbark\tVERB\n" in mended.stdout.decode()
+    assert "gone: no such folder" in error_of_finetune(tmp_path / "mended.conll", "accuracy", tmp_path, capsys)
+
+
+def test_tags_of_bilou_are_renamed_as_the_error_says(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "t.conll").write_text("aki\tU-PER\nkelo\tO\n")
+    error = error_of_finetune(tmp_path / "t.conll", "entity_f1", tmp_path, capsys)
+    assert "line 1: the tag 'U-PER'" in error and "L- and U- of BILOU as E- and S-" in error
+    (tmp_path / "t.conll").write_text("aki\tS-PER\nkelo\tO\n")
+    assert "gone: no such folder" in error_of_finetune(tmp_path / "t.conll", "entity_f1", tmp_path, capsys)
