@@ -69,7 +69,8 @@ def test_training_improves_the_figures_and_records_its_settings(
     assert main(["retrieval", "evaluate", str(toy), "--model", str(folder / "st"), runs]) == 0
     assert result_of(tmp_path / "runs/toy-toy-encoder-1618-test")["figures"] == found["figures"]
     assert main(["retrieval", "train", file, "--model", str(encoder), 'query_prompt="say "']) == 78
-    assert "pairs: {'query': 'query'" in (said := capsys.readouterr().err) and "Name another run with name=" in said
+    said = capsys.readouterr().err
+    assert "pairs.query_prefix: " in said and " -> say " in said and "Name another run with name=" in said
 
 
 def theirs(encoder: Path, rows: list[tuple[str, ...]], steps: int, out: Path) -> tuple[list[float], Any]:
