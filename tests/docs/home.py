@@ -342,6 +342,7 @@ PREPARED = {
     "proteins.md": proteins,
     "retrieval.md": retrieval,
     "sparse.md": retrieval,
+    "superbpe.md": laptop,
     "use.md": use,
     "watching.md": watching,
     "weights.md": weights,

@@ -79,6 +79,7 @@ LONG += (
     "encoders.md",
     "proteins.md",
     "sparse.md",
+    "superbpe.md",
 )
 ALL = {page.name: commands(page) for page in PAGES}
 
