@@ -333,11 +333,15 @@ def test_a_mistake_in_a_task_is_reported_without_its_files(keys: dict[str, Any],
     assert message in "\n".join(task_problems(task_of(tmp_path, **keys)))
 
 
-def test_keys_of_the_task_and_of_the_run_are_distinguished() -> None:
+def test_keys_of_the_task_and_of_the_run_are_distinguished(tmp_path: Path) -> None:
     """data= is the path of the texts, data.num_workers= a key of the run."""
     task, rest = read_task("rte", ["data=here", "data.num_workers=0", "lr=1e-3", "optim.name=muon", "seed=3"])
     assert (task.data, task.lr) == ("here", 1e-3)
     assert rest == ["data.num_workers=0", "optim.name=muon", "seed=3"]
+    texts = tmp_path / "tone.jsonl"
+    texts.write_text('{"text": "a", "label": "b"}\n')
+    with pytest.raises(ConfigError, match=r"tone\.jsonl: is no task, which is a YAML file.* set train=.*tone\.jsonl"):
+        read_task(str(texts), [])
     with pytest.raises(ConfigError, match="no such task. Known: cola, .*mnli, mrpc"):
         read_task("imdb", [])
 
