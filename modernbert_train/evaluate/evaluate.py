@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.checkpoints.results import keep_result
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
@@ -21,7 +21,7 @@ from modernbert_train.models.build import build_model
 from modernbert_train.plan.resolve import resolve
 from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.names import check_same_architecture
-from modernbert_train.weights.source import check_same_tokenizer, open_model, source_of
+from modernbert_train.weights.source import check_same_tokenizer, source_of
 
 HELD_OUT = "heldout"
 
@@ -47,7 +47,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
         )
     facts = resolve(config, purpose="measure").facts
     assert facts is not None
-    source = open_model(config.folder) if checkpoint is None else source_of(checkpoint)
+    source = source_of(newest_checkpoint(config.folder) if checkpoint is None else checkpoint)
     found = source.checkpoint
     assert found is not None
     check_same_architecture(source, config.model, str(found.folder))

@@ -9,7 +9,7 @@ from typing import cast
 
 from torch import Tensor
 
-from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.checkpoints.provenance import read_starts
 from modernbert_train.checkpoints.results import Result, read_results, run_of
 from modernbert_train.checkpoints.run_folder import RunFolder
@@ -71,7 +71,7 @@ def export_run(
             such a model.
         StorageError: there is no checkpoint, or the folder cannot be written.
     """
-    source = open_model(config.folder) if checkpoint is None else source_of(checkpoint)
+    source = source_of(newest_checkpoint(config.folder) if checkpoint is None else checkpoint)
     found = source.checkpoint
     assert found is not None
     check_same_tokenizer(source, config.data.tokenizer, str(found.folder))

@@ -16,6 +16,7 @@ from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.contrastive import ContrastiveConfig
 from modernbert_train.config.load import load_given, load_run
 from modernbert_train.config.model import RotaryConfig
+from modernbert_train.config.read import runs_beside
 from modernbert_train.config.schema import ModelConfig, ModernBertConfig, RunConfig, WeightsConfig
 from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.core.own_files import require_own_files
@@ -110,7 +111,7 @@ def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder) -> Named
         read_folder(path)
         return NamedModel("folder", path)
     if path.parent == Path(runs_folder):
-        raise DataError(f"{path}: no such run. Name one of those in {runs_folder}, or another model.")
+        raise DataError(f"{path}: no such run. {runs_beside(path)}")
     if not is_hub_id(name):
         raise DataError(
             f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG_JSON}."

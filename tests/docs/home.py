@@ -55,7 +55,6 @@ SMALLER = {
     "'sources.stdlib={kind: text, path: my/texts}'",
     "yamls/data/own_text.yaml": "yamls/data/own_text.yaml validation_share=0.2",
     "tokenizer.vocab_size=8192": "tokenizer.vocab_size=512",
-    "tokenizer.vocab_size=2048": "tokenizer.vocab_size=512",
     "--entries 50368": "--entries 512",
     "--superbpe 0.8": "--superbpe 0.8 --spare 3",
     "train yamls/recipes/esm2-8m.yaml": "train yamls/recipes/esm2-8m.yaml compute.precision=fp32 data.num_workers=0 "

@@ -79,8 +79,9 @@ def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monke
     monkeypatch.setenv(BLAMED, str(file))
 
     def report(first_error: dict[str, Any] | None) -> None:
-        sync: Any = SimpleNamespace(first_error=first_error, stop=lambda: None, post_outcome=lambda *_, **__: None)
-        _report(sync, 70, "", blames=False)
+        nothing = {"disconnect": lambda: None, "post_outcome": lambda *_, **__: None}
+        watch: Any = SimpleNamespace(first_error=first_error, **nothing)
+        _report(watch, 70, "", blames=False)
 
     for first_error in (None, {"host": "node-1", "blames": False}):  # a network fault: no machine is excluded
         report(first_error)

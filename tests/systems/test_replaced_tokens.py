@@ -134,7 +134,7 @@ def test_of_some_only_the_generator_is_exported(
     run = tmp_path / "runs/tiny"
     capsys.readouterr()
     assert main(["export", str(run)]) == 78
-    assert "no such model for weights that were trained to detect replaced tokens" in capsys.readouterr().err
+    assert "lacks such a model for weights that were trained to detect replaced tokens" in capsys.readouterr().err
     assert main(["export", str(run), "--generator"]) == 0
     twin = opened(run / "hf-generator", named)
     found = newest(run)
