@@ -102,9 +102,10 @@ def gradients(
             sums: Sums = model(microbatch)
         return sums
 
+    # bf16 copies of the weights are made once for the step: autocast would make them in each microbatch
     with cast_once(model, torch.bfloat16 if compute.bf16 else None):
         targets: list[Mapping[str, Tensor]] = [{}] * len(microbatches)
-        if objective.compares:
+        if objective.compares:  # negatives are of the global batch: all vectors first, without a graph
             from modernbert_train.train.first_pass import first_pass
 
             targets = first_pass(forward, microbatches, objective, compute.device)
@@ -116,6 +117,7 @@ def gradients(
                 sums = forward(number, microbatch)
                 on_event("after_forward", microbatch, sums, last)
                 on_event("before_loss", microbatch, None, last)
+                # divided by global counts, so gradients of all microbatches and ranks add up to that of the mean
                 loss = weighted(sums.losses, terms, divisors)
                 on_event("after_loss", microbatch, loss, last)
                 on_event("before_backward", microbatch, None, last)
