@@ -31,6 +31,8 @@ _NEW_MOUNTS, _NEW_NAMES = 0x00020000, 0x04000000  # CLONE_NEWNS, CLONE_NEWUTS of
 
 def prepare() -> None:
     """Import everything a run needs, and adopt orphans; call it once, before the first start."""
+    import launch.run  # noqa: F401
+    import modernbert_train.__main__
     import modernbert_train.train.session
     import modernbert_train.weights.export  # noqa: F401
 
