@@ -70,7 +70,7 @@ def take_text(row: Row, source: SourceConfig) -> Document | LeftOut:
         return LeftOut(row.id, "no_words", f"field {source.words_field!r} holds neither a list of words nor a text")
     if (other := differs(words, text)) is not None:
         return LeftOut(row.id, "other_words", f"field {source.words_field!r} does not spell the text: {other}")
-    return Document(row.id, text, row.altered, fields, words)
+    return Document(row.id, text, altered, fields, words)
 
 
 def columns_of(source: SourceConfig) -> Columns:

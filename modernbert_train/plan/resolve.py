@@ -28,6 +28,7 @@ from modernbert_train.config.check import check, search_refused
 from modernbert_train.config.load import WrongKeys, flat, load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.schema import PhaseConfig, RunConfig, WeightsConfig
+from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import free_bytes
 from modernbert_train.core.version import __version__
 from modernbert_train.data.check import check_data
@@ -118,13 +119,8 @@ class Resolved:
                 f"this run was resolved by version {tree.get('program')} of this program, and this process is "
                 f"{__version__}. Install the same version everywhere."
             )
-        here, there = json.loads(json.dumps(flat(asked))), tree["asked"]
-        for key in [*here, *there]:
-            if here.get(key) != there.get(key):
-                raise ConfigError(
-                    f"{key}={here.get(key)}: this run was resolved with {there.get(key)}. Start all processes with the "
-                    "same YAML and overrides."
-                )
+        differ = changes(tree["asked"], json.loads(json.dumps(flat(asked))))
+        refuse("this run was resolved with other keys", differ, "Start all processes with the same YAML and overrides.")
         config = with_settings(asked, tree["decided"])
         gpu = None if tree["gpu"] is None else RunGpus.from_json(tree["gpu"])
         return cls(asked, config, tree["ranks"], lines=tuple(tree["lines"]), gpu=gpu)

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from data_prep.make_tokenizer import encode_with_offsets, train_tokenizer
 from data_prep.prepare import main
 from data_prep.read.documents import Document, read_source
+from data_prep.read.html import STRIPPED
 from data_prep.read.words import inside_words
 from data_prep.report import fingerprint
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
@@ -100,6 +101,16 @@ def test_every_kind_of_file_has_words(kind: str, tmp_path: Path) -> None:
     assert [item.reason for item in out] == ["other_words", "other_words", last] and all(each.damaged for each in out)
     assert out[0].id == f"{file}:3" and "it has '地' where they have '玄'" in out[0].detail
     assert "it has '地' where they have ''" in out[1].detail
+
+
+def test_the_text_between_tags_is_counted_as_altered_with_words_too(tmp_path: Path) -> None:
+    """The report would otherwise say that such pages were taken as they are."""
+    pytest.importorskip("inscriptis")
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"text": "<p>天地</p>", "words": ["天", "地"]}))
+    source = SourceConfig(kind="jsonl", path=str(file), words_field="words", strip="html")
+    (page,) = read_source("mine", source, 1000)
+    assert isinstance(page, Document) and (page.text.strip(), page.altered) == ("天地", STRIPPED)
 
 
 @pytest.mark.runs

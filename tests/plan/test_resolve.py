@@ -390,7 +390,7 @@ def test_what_another_process_has_resolved_is_of_the_same_run_and_version(tiny_r
     asked = load_run(words[:1], words[1:])
     text = resolve.Resolved(asked, asked, 2).to_json()
     assert resolve.Resolved.from_json(text, asked).ranks == 2
-    with pytest.raises(ConfigError, match=r"^seed=6: this run was resolved with 5\. Start all processes with the same"):
+    with pytest.raises(ConfigError, match=r"resolved with other keys:\n  seed: 5 -> 6\nStart all processes with"):
         resolve.Resolved.from_json(text, replace(asked, seed=6))
     for key, value in (("format", 2), ("program", "0.0.1")):
         other = json.dumps(json.loads(text) | {key: value})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,20 @@ def write_tags(folder: Path, write_task: WriteTask) -> Path:
             lines += [f"{word}\t{'O' if word in PLAIN else 'B-' + label}\n" for word in text.split()] + ["\n"]
         (folder / f"{name}.conll").write_text("".join(lines))
     return write_task(kind="tokens", train=f"{folder}/train.conll", validation={"dev": f"{folder}/dev.conll"}, epochs=6)
+
+
+def plain_losses(
+    model: Any, batch: dict[str, Any], optimizer: torch.optim.Optimizer, rates: Iterable[float]
+) -> list[float]:
+    """Train a model of transformers on one batch, a step for each learning rate; return the loss of each step."""
+    losses = []
+    for rate in rates:
+        loss = model(**batch).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses

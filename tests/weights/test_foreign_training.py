@@ -18,7 +18,7 @@ import transformers
 from modernbert_train import load_model
 from modernbert_train.__main__ import main
 from tests.support.beir import recipe
-from tests.support.finetuning import FAST, metrics
+from tests.support.finetuning import FAST, metrics, plain_losses
 from tests.support.foreign import FOREIGN, TEXTS, saved
 from tests.support.needs import needs
 
@@ -70,16 +70,8 @@ def test_fine_tuning_has_the_losses_of_a_plain_loop(name: str, tmp_path: Path) -
     model = kind.from_pretrained(folder).eval()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), eps=1e-6, weight_decay=0.0)
     ids = tokenizer([row["text"] for row in rows], return_tensors="pt")["input_ids"]
-    losses = []
-    for entry in steps:
-        loss = model(input_ids=ids, labels=torch.tensor([n % 2 for n in range(8)])).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = entry["lr"]
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
+    batch = {"input_ids": ids, "labels": torch.tensor([n % 2 for n in range(8)])}
+    losses = plain_losses(model, batch, optimizer, [entry["lr"] for entry in steps])
     assert len(steps) == STEPS and abs(losses[0] - losses[-1]) > 1e-3
     assert [entry["loss"] for entry in steps] == pytest.approx(losses, abs=1e-5, rel=1e-5)
     exported = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "runs/own/hf").eval()

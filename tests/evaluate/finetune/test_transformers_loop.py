@@ -19,7 +19,7 @@ import torch
 
 from modernbert_train.config.schema import AnswerConfig, ChooseConfig, ClassifyConfig, LabelledConfig, TagConfig
 from tests.support.classifiers import exported, made
-from tests.support.finetuning import finetune, metrics
+from tests.support.finetuning import finetune, metrics, plain_losses
 from tests.support.labelled import BAD, CONFIGS, GOOD, PLAIN, WriteTask
 
 pytestmark = [pytest.mark.runs, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -144,15 +144,6 @@ def test_the_losses_are_those_of_a_plain_loop(
     rest = [each for each in model.parameters() if each.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 1e-4 / 1e-3}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-6)
-    losses = []
-    for entry in steps:
-        loss = model(**batch).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = entry["lr"]
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(float(loss.detach()))
+    losses = plain_losses(model, batch, optimizer, [entry["lr"] for entry in steps])
     assert len(steps) == STEPS and abs(losses[0] - losses[-1]) > 1e-3
     assert [entry["loss"] for entry in steps] == pytest.approx(losses, abs=1e-6, rel=1e-6)
