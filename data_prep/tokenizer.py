@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,7 +37,7 @@ from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
 from modernbert_train.data.read.encodings import UTF_8
-from modernbert_train.errors import ConfigError, DataError, RunError
+from modernbert_train.errors import ConfigError, DataError, in_words_of
 from modernbert_train.vocabulary import CONVENTION
 
 
@@ -49,14 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(parsed: argparse.Namespace) -> str:
-    """Raise errors that speak of keys of a spec in the words of this command line."""
-    try:
+    with in_words_of(_AS_TYPED):
         return _fertility(parsed) if parsed.command == "fertility" else _make_folder(parsed)
-    except RunError as error:
-        text = str(error)
-        for key, word in _AS_TYPED:
-            text = re.sub(key, word, text)
-        raise type(error)(text) from None
 
 
 _AS_TYPED = (  # keys of a spec in errors of `prepare` -> words of this command line

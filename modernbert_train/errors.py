@@ -6,8 +6,9 @@ finished run and 64 wrong arguments; docs/faults.md has the whole table.
 """
 
 import errno
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from modernbert_train.core.redact import redact
@@ -103,6 +104,22 @@ def exit_code_of(work: Callable[[], int | None], *, speaks: bool = True) -> int:
         where = printable(redact(str(error.filename2 or error.filename or "a file or the standard output")))
         print(f"error: {where}: {error.strerror}. Free the disk, or name another place.", file=sys.stderr)
         return StorageError.exit_code
+
+
+@contextmanager
+def in_words_of(verb: Iterable[tuple[str, str]]) -> Iterator[None]:
+    """Context in which errors about keys of a file that the program wrote name what the user can change.
+
+    Args:
+        verb: pattern -> replacement, applied in this order.
+    """
+    try:
+        yield
+    except RunError as error:
+        text = str(error)
+        for pattern, words in verb:
+            text = re.sub(pattern, words, text)
+        raise type(error)(text) from None
 
 
 @contextmanager

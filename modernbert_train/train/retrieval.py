@@ -24,7 +24,7 @@ from modernbert_train.core.files import ending, lock, os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.data.dataset_card import LABELS, DatasetCard, read_card
 from modernbert_train.distributed.launched import speaks_for_all
-from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.errors import ConfigError, DataError, StorageError, in_words_of
 from modernbert_train.evaluate.finetune.result import RESULT, write_figures
 from modernbert_train.evaluate.retrieval.beir import training_pairs
 from modernbert_train.evaluate.retrieval.recipe import Recipe
@@ -134,7 +134,9 @@ def _prepare(recipe: Recipe, source: Source, max_tokens: int, home: Path, prepar
                 if not (home / "tokenizer").exists():
                     with source.tokenizer_folder() as tokenizer:
                         copy_tokenizer(tokenizer, home / "tokenizer")
-                prepare(_write_spec(recipe, max_tokens, home))
+                spec = _write_spec(recipe, max_tokens, home)
+                with in_words_of(_as_typed(recipe, home)):
+                    prepare(spec)
     card = read_card(shards / "train")
     texts = len(np.unique(np.load(shards / "train" / LABELS, mmap_mode="r")[:, 2::2]))  # 0: an example with fewer
     remedy = "Give more pairs, or lower batch_size."
@@ -177,6 +179,17 @@ def _write_spec(recipe: Recipe, max_tokens: int, home: Path) -> Path:
     else:
         write_whole(file, yaml.safe_dump(spec, sort_keys=False, allow_unicode=True))
     return file
+
+
+def _as_typed(recipe: Recipe, home: Path) -> Iterator[tuple[str, str]]:
+    """Yield keys and advice in errors of `prepare` with what a recipe has in their place; see `in_words_of`."""
+    correct = r" Fix or remove it, or set on_error=skip to drop and count damaged documents\."
+    columns = "query_column, positive_column or negative_columns"
+    yield rf"(no column .*\.){correct}", rf"\1 Set {columns} to columns that are there."
+    yield correct, " Correct it, or remove it; text that is not UTF-8: iconv -f ENCODING -t UTF-8."
+    yield r" To drop these documents, set \S+ to the share that may be dropped\.", ""
+    for name, source in _sources(recipe, home):
+        yield rf"sources\.{name}:", source["path"].replace("\\", r"\\") + ":"
 
 
 def _sources(recipe: Recipe, home: Path) -> Iterator[tuple[str, dict[str, str]]]:

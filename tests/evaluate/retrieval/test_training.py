@@ -33,6 +33,32 @@ def same_weights(one: Path, other: Path) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+ROWS = {
+    "another column": ("question\tpositive\na\tb\n", "no column 'query'", "Set query_column"),
+    "no text": (
+        "query\tpositive\n" + "\tb\n" * 20,
+        "none of its 20 documents is left",
+        "Correct the path, or the files",
+    ),
+    "another encoding": ("query\tpositive\né\tè\n", "not UTF-8", "iconv -f ENCODING -t UTF-8"),
+}
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("case", ROWS)
+def test_pairs_that_cannot_be_read_are_refused_with_what_the_recipe_can_change(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    """Not with keys of the spec of `prepare` that the verb has written, which no argument changes."""
+    text, fault, advice = ROWS[case]
+    file = tmp_path / "pairs.tsv"
+    file.write_bytes(text.encode("latin-1" if case == "another encoding" else "utf-8"))
+    assert main(["retrieval", "train", recipe(tmp_path, toy), "--model", str(encoder), f"train=[{file}]"]) == 65
+    said = capsys.readouterr().err
+    assert f"error: {file}:" in said and fault in said and advice in said
+    assert "sources." not in said and "on_error" not in said
+
+
 @pytest.mark.runs
 @pytest.mark.timeout(280)
 def test_training_improves_the_figures_and_records_its_settings(
