@@ -47,9 +47,8 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
         )
     facts = resolve(config, purpose="measure").facts
     assert facts is not None
-    source = source_of(newest_checkpoint(config.folder) if checkpoint is None else checkpoint)
-    found = source.checkpoint
-    assert found is not None
+    found = newest_checkpoint(config.folder) if checkpoint is None else checkpoint
+    source = source_of(found)
     check_same_architecture(source, config.model, str(found.folder))
     check_same_tokenizer(source, config.data.tokenizer, str(found.folder))
     for each in differences(found.state.data, data_fingerprint(facts)):

@@ -71,9 +71,8 @@ def export_run(
             such a model.
         StorageError: there is no checkpoint, or the folder cannot be written.
     """
-    source = source_of(newest_checkpoint(config.folder) if checkpoint is None else checkpoint)
-    found = source.checkpoint
-    assert found is not None
+    found = newest_checkpoint(config.folder) if checkpoint is None else checkpoint
+    source = source_of(found)
     check_same_tokenizer(source, config.data.tokenizer, str(found.folder))
     own = "hf-generator" if generator else "hf"
     folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{found.folder.name}")

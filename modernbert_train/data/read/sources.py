@@ -32,7 +32,7 @@ def whole_spans(name: str, source: RowSourceConfig) -> Iterator[Span]:
     """Yield the spans of a source when no file is cut, in the order of reading.
 
     Raises:
-        ConfigError, DataError: as `source_files`, and as `tables.hub_shards`.
+        ConfigError, DataError: as `source_files`, and as `hub_shards`.
     """
     files = source_files(name, source)
     states = [file_state(file) for file in files]
