@@ -21,33 +21,7 @@ from pathlib import Path
 from statistics import median
 
 FEW, MANY = 10_000, 110_000
-WORDS = [
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "a",
-    "is",
-    "that",
-    "for",
-    "it",
-    "as",
-    "was",
-    "with",
-    "be",
-    "by",
-    "on",
-    "not",
-    "he",
-    "his",
-    "but",
-    "at",
-    "are",
-    "this",
-    "have",
-    "from",
-]
+WORDS = ("the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on", "not")
 DATATROVE = """
 import sys
 from datatrove.executor import LocalPipelineExecutor
