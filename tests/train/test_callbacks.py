@@ -139,6 +139,7 @@ def test_mlflow_gets_every_step_and_a_restart_continues_in_the_same_run(
     assert run.data.params["optim.lr"] == "0.005"
 
 
+@pytest.mark.runs
 def test_trackio_gets_every_step_without_a_network_and_a_restart_goes_on_in_the_same_run(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
