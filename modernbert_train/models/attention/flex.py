@@ -112,7 +112,8 @@ def _given(packed: Packed, visible: Visible, sequence_T: Tensor, some_BB: Tensor
     lowest_B = F.pad(ranks_T, (0, missing), value=QUERY_RANK).unflatten(0, (-1, BLOCK)).amin(1)
     highest_B = F.pad(limits_T, (0, missing), value=-1).unflatten(0, (-1, BLOCK)).amax(1)
     some_BB = some_BB & (lowest_B < highest_B[:, None])
-    # fill the last block with the last position, which changes neither its minimum nor its maximum
+    # FlexAttention skips a block whole, so bounds of a block may be too wide and never too narrow.
+    # Fill the last block with the last position, which changes neither its minimum nor its maximum
     position_BQ = torch.cat([position_T, position_T[-1:].expand(missing)]).unflatten(0, (-1, BLOCK))
     near_B, far_B = position_BQ.amin(1), position_BQ.amax(1)
 
@@ -163,7 +164,7 @@ def _block_mask(some_BB: Tensor, every_BB: Tensor, visible: Callable[..., Tensor
 def _ordered(blocks_BB: Tensor) -> tuple[Tensor, Tensor]:
     """Return the number of key blocks that each query block sees, and all key blocks with the visible ones first."""
     blocks_11BB = blocks_BB[None, None].to(torch.int32)
-    order = blocks_11BB.argsort(dim=-1, descending=True, stable=True)
+    order = blocks_11BB.argsort(dim=-1, descending=True, stable=True)  # stable: keys in order, so sums repeat
     return blocks_11BB.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 

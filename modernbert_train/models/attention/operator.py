@@ -57,6 +57,7 @@ def operator(name: str, forward: Forward, backward: Backward) -> tuple[CustomOpD
 
     def attend(*given: Any) -> tuple[Tensor, Tensor]:
         out_TNH, lse_NT = forward(*given)
+        # the layouts that the fake functions promise: a compiled layer computes addresses from those
         return out_TNH.contiguous(), lse_NT.contiguous()
 
     def fake_attend(q_TNH: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
@@ -77,6 +78,7 @@ def operator(name: str, forward: Forward, backward: Backward) -> tuple[CustomOpD
         ctx.save_for_backward(q_TNH, k_TNH, v_TNH, *output, cu_seqlens_S)
 
     def through(ctx: Any, grad_TNH: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        # autograd may give an expanded gradient; kernels need the last dimension contiguous
         return (*gradients(grad_TNH.contiguous(), *ctx.saved_tensors, *ctx.numbers), None, None, None, None)
 
     attention = torch.library.custom_op(

@@ -82,6 +82,7 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
         return Layout(lengths, visible)
 
     (before, after), block = visible.sides(True), visible.block
+    # pairs computed by sequence, against those of blocks, each of which sees itself and both sides
     if sum(n * n for n in lengths) < num_tokens * (before + block + after):
         return Layout(lengths, visible, bands=[_band(n, before, after, device) for n in lengths])
     num_blocks = -(-num_tokens // block)
@@ -124,6 +125,7 @@ def _masks(packed: Packed, visible: Visible, lengths: list[int]) -> dict[bool, l
 
 def _masked(seen_QK: Tensor) -> Masked:
     blind_Q1 = ~seen_QK.any(dim=1, keepdim=True)
+    # softmax over no key is NaN, and so is its gradient, even if the output is overwritten
     return Masked(seen_QK | blind_Q1, blind_Q1)
 
 
@@ -171,6 +173,7 @@ def _attend_local(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, layout: Layout) -
     missing, dtype = -num_tokens % block, q_TNH.dtype
     if _is_bf16_on_cpu(q_TNH):  # cast now: the windows below hold each key three times
         q_TNH, k_TNH, v_TNH = q_TNH.float(), k_TNH.float(), v_TNH.float()
+    # keys are padded before the first token and after the last, so that every block has equally many
     q_BQNH = F.pad(q_TNH, (0, 0, 0, 0, 0, missing)).unflatten(0, (-1, block))
     padded = (F.pad(x, (0, 0, 0, 0, before, after + missing)) for x in (k_TNH, v_TNH))
     k_BKNH, v_BKNH = (_windows(x, before + after, block) for x in padded)

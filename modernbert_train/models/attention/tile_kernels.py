@@ -86,6 +86,7 @@ def _major(device: torch.device) -> int:
 def _place(base, start, stride, LINES: tl.constexpr, WIDTH: tl.constexpr):
     """Return the addresses of a tile."""
     line = start + tl.arange(0, LINES)
+    # 64 bits: 3 gradients of 12 heads of 64 are 2,304 numbers a token, and 2^31 of them only 932,067 tokens
     return base + line.to(tl.int64)[:, None] * stride + tl.arange(0, WIDTH)[None, :]
 
 
@@ -114,6 +115,7 @@ def _store(base, start, stride, first, end, values, LINES: tl.constexpr, WIDTH: 
 def _angles(cos_TE, sin_T2E, start, num_tokens, LINES: tl.constexpr, WIDTH: tl.constexpr):
     """Load cosines and sines of a tile in fp32, from the tables of `models.layers.rotary_tables`."""
     cos = _load(cos_TE, start, WIDTH // 2, num_tokens, LINES, WIDTH // 2)
+    # the table has the negated sine and then the sine, for `rotate`; half of it is enough here
     sin = _load(sin_T2E + WIDTH // 2, start, WIDTH, num_tokens, LINES, WIDTH // 2)
     return cos.to(tl.float32), sin.to(tl.float32)
 
@@ -129,6 +131,7 @@ def _load_rotated(base, start, stride, num_tokens, cos_TE, sin_T2E, LINES: tl.co
         one = _load(base, start, stride, num_tokens, LINES, E).to(tl.float32)
         two = _load(base + E, start, stride, num_tokens, LINES, E).to(tl.float32)
         dtype = base.dtype.element_ty
+        # join adds a last dimension, [LINES, E, 2]; a line of the buffer has its first half before its second
         halves = tl.join((one * cos - two * sin).to(dtype), (two * cos + one * sin).to(dtype))
         return halves.permute(0, 2, 1).reshape(LINES, WIDTH)
 
@@ -144,6 +147,7 @@ def _store_rotated_back(
         E: tl.constexpr = WIDTH // 2
         cos, sin = _angles(cos_TE, sin_T2E, start, end, LINES, WIDTH)
         one, two = values.reshape(LINES, 2, E).permute(0, 2, 1).split()
+        # the transposed rotation: the sine changes its sign, and a factor of the tables (yarn) stays
         _store(base, start, stride, first, end, one * cos + two * sin, LINES, E)
         _store(base + E, start, stride, first, end, two * cos - one * sin, LINES, E)
 
@@ -153,6 +157,7 @@ def _seen_by(first_T, end_T, start, num_tokens, BEFORE: tl.constexpr, AFTER: tl.
     """Return, for each query of a tile, the first key it sees and the one after the last; no keys beyond the buffer."""
     query = start + tl.arange(0, LINES)
     inside = _within(start, 0, num_tokens, LINES)
+    # a line outside the buffer sees the empty interval [num_tokens, 0), and so widens no loop over keys
     first = tl.load(first_T + query, mask=inside, other=num_tokens)
     end = tl.load(end_T + query, mask=inside, other=0)
     return tl.maximum(first, query - BEFORE), tl.minimum(end, query + AFTER + 1)
@@ -193,13 +198,16 @@ def _forward(
     v_TNH += head * v_head
     q = _load_rotated(q_TNH, start, q_token, num_tokens, cos_TE, sin_T2E, TILE, WIDTH)
     if cos_TE is not None:
+        # for the backward pass; programs of neighbouring tiles rotate these keys again, since none can wait for another
         k = _load_rotated(k_TNH, start, k_token, num_tokens, cos_TE, sin_T2E, TILE, WIDTH)
         _store(qk_T2NH + head * WIDTH, start, 2 * heads * WIDTH, 0, num_tokens, q, TILE, WIDTH)
         _store(qk_T2NH + (heads + head) * WIDTH, start, 2 * heads * WIDTH, 0, num_tokens, k, TILE, WIDTH)
     first, end = _seen_by(first_T, end_T, start, num_tokens, BEFORE, AFTER, TILE)
+    # softmax over tiles of keys one after the other (Milakov and Gimelshein 2018, arXiv:1805.02867), in fp32
     highest = tl.full((TILE,), -1e30, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
     out = tl.zeros((TILE, WIDTH), tl.float32)
+    # only tiles with a visible key: three with a window of 64, fewer at the ends of short sequences
     for other in range(tl.min(first, 0) // TILE * TILE, tl.max(end, 0), TILE):
         k = _load_rotated(k_TNH, other, k_token, num_tokens, cos_TE, sin_T2E, TILE, WIDTH)
         v = _load(v_TNH, other, v_token, num_tokens, TILE, WIDTH)
@@ -208,19 +216,23 @@ def _forward(
         scores = tl.where(seen, tl.dot(q, tl.trans(k)), -float("inf"))
         higher = tl.maximum(highest, tl.max(scores, 1) * scale)  # never infinite, so no weight becomes NaN
         weights = tl.exp2(scores * scale - higher[:, None])
-        kept = tl.exp2(highest - higher)
-        total = total * kept + tl.sum(weights, 1)
+        kept = tl.exp2(highest - higher)  # what remains of the sums so far under the new maximum
+        total = total * kept + tl.sum(weights, 1)  # of unrounded weights: only the product below needs 16 bits
         out = tl.dot(weights.to(v.dtype), v, out * kept[:, None])
         highest = higher
     inside = _within(start, 0, num_tokens, TILE)
-    total = tl.where(inside, total, 1.0)
+    total = tl.where(inside, total, 1.0)  # lines after the last token have no key, and would divide 0 by 0
     _store(out_TNH + head * WIDTH, start, heads * WIDTH, 0, num_tokens, out / total[:, None], TILE, WIDTH)
     tl.store(lse_NT + head * num_tokens + start + tl.arange(0, TILE), highest + tl.log2(total), mask=inside)
 
 
 @triton.jit
 def _delta(out_TNH, grad_TNH, start, out_token, grad_token, num_tokens, LINES: tl.constexpr, WIDTH: tl.constexpr):
-    """Return the sum of out * grad of each query of a tile."""
+    """Return the sum of out * grad of each query of a tile.
+
+    It equals the sum over keys of weight * (grad . v), which the gradient of softmax subtracts, without a second pass
+    over the keys (Dao et al. 2022, arXiv:2205.14135, appendix B.2).
+    """
     out = _load(out_TNH, start, out_token, num_tokens, LINES, WIDTH).to(tl.float32)
     return tl.sum(out * _load(grad_TNH, start, grad_token, num_tokens, LINES, WIDTH).to(tl.float32), 1)
 
@@ -261,9 +273,12 @@ def _meet(
     first, end = _seen_by(first_T, end_T, start, num_tokens, BEFORE, AFTER, TILE)
     key = tl.arange(0, TILE)
     seen = (key[None, :] >= (first - other)[:, None]) & (key[None, :] < (end - other)[:, None])
+    # probabilities at once, by the saved log-sum-exp, so pairs of tiles may come in any order; the power of a hidden pair
+    # may be infinite, and is replaced rather than multiplied by 0
     weights = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - lse[:, None]), 0.0)
     if OF_KEYS:
         dv = tl.dot(tl.trans(weights.to(q.dtype)), grad, dv)
+    # gradient of the scores before they are scaled; dq and dk are scaled once, when they are stored
     moved = (weights * (tl.dot(grad, tl.trans(v)) - delta[:, None])).to(q.dtype)
     if OF_KEYS:
         dk = tl.dot(tl.trans(moved), q, dk)
@@ -317,12 +332,14 @@ def _backward(
     nothing = tl.zeros((TILE, WIDTH), tl.float32)
 
     # deltas of all queries of this run and its neighbours first, while registers are free; only this program reads them
-    delta_PR += tl.program_id(0).to(tl.int64) * (run + 2) * TILE + TILE
+    delta_PR += tl.program_id(0).to(tl.int64) * (run + 2) * TILE + TILE  # of `begin`; one tile more on either side
     for start in range(begin - TILE, tl.cdiv(stop, TILE) * TILE + TILE, TILE):
         delta = _delta(out_TNH, grad_TNH, start, heads * WIDTH, grad_token, num_tokens, TILE, WIDTH)
         tl.store(delta_PR + start - begin + tile, delta)
-    tl.debug_barrier()
+    tl.debug_barrier()  # other threads of the program read them than wrote them
 
+    # Keys of tile i meet queries of tiles i - 1, i and i + 1. A window is no wider than a tile, so dq of tile i - 1 is
+    # complete after keys i, and two tiles of dq in registers are enough. First, keys before the run with its first tile
     k = _load(k_TNH, begin - TILE, k_token, num_tokens, TILE, WIDTH)
     v = _load(v_TNH, begin - TILE, v_token, num_tokens, TILE, WIDTH)
     dq_before = nothing  # gradients of the previous tile of queries, and of the one with the same tokens as the keys
@@ -338,6 +355,7 @@ def _backward(
             q_TNH, grad_TNH, lse_NT, first_T, end_T, start - TILE, start, k, v, delta, dq_before, nothing, nothing,
             num_tokens, q_token, grad_token, scale, BEFORE, AFTER, TILE, WIDTH, True,
         )  # fmt: skip
+        # queries before `begin` are another program's, and are not stored. LN_2 takes back the 1 / ln 2 in `scale`
         _store_rotated_back(
             grad_T3NH, start - TILE, token, begin, stop, dq_before * scale * LN_2, cos_TE, sin_T2E, TILE, WIDTH
         )
@@ -355,6 +373,7 @@ def _backward(
             grad_T3NH + heads * WIDTH, start, token, begin, stop, dk * scale * LN_2, cos_TE, sin_T2E, TILE, WIDTH
         )
         _store(grad_T3NH + 2 * heads * WIDTH, start, token, begin, stop, dv, TILE, WIDTH)
+    # the last queries of the run also see keys of the tile behind it, whose own gradients are another program's
     behind = tl.cdiv(stop, TILE) * TILE
     k = _load(k_TNH, behind, k_token, num_tokens, TILE, WIDTH)
     v = _load(v_TNH, behind, v_token, num_tokens, TILE, WIDTH)
@@ -439,6 +458,7 @@ def _backward_wide(
 
 
 def _grid(tokens: int, heads: int, run: int = 1) -> tuple[int]:
+    # one dimension: CUDA limits the others to 65,535 blocks
     return (triton.cdiv(tokens, TILE * run) * heads,)
 
 
@@ -474,6 +494,7 @@ def forward(
     tokens, heads, width = q_TNH.shape
     out_TNH, lse_NT = q_TNH.new_empty(q_TNH.shape), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
     qk_T2NH = q_TNH.new_empty((0 if cos_TE is None else tokens, 2, heads, width))
+    # GPUs have an instruction for 2^x and none for e^x: scores are divided by ln 2 together with sqrt(H)
     _forward[_grid(tokens, heads)](
         q_TNH, k_TNH, v_TNH, *_tables(cos_TE, sin_T2E), out_TNH, lse_NT, qk_T2NH, first_T, end_T, tokens, heads,
         *_strides(q_TNH, k_TNH, v_TNH), width**-0.5 / math.log(2), before, after, width, TILE,
@@ -507,11 +528,12 @@ def backward(
         cos_TE, sin_T2E: rotary tables; the gradients are then by q and k before rotation.
     """
     tokens, heads, width = q_TNH.shape
-    grad_T3NH = q_TNH.new_empty((tokens, 3, heads, width))
+    grad_T3NH = q_TNH.new_empty((tokens, 3, heads, width))  # not zeroed: one program writes each number, once
     given = [q_TNH, k_TNH, v_TNH, *_tables(cos_TE, sin_T2E), out_TNH, grad_TNH, grad_T3NH, lse_NT]
     shape: list[Any] = [*_strides(q_TNH, k_TNH, v_TNH, grad_TNH), width**-0.5 / math.log(2), before, after, width, TILE]
     major = _major(q_TNH.device)
     if walks(width, max(before, after), major):
+        # a longer run repeats fewer products at its ends, but too few programs leave multiprocessors idle
         run = max(1, min(LONGEST_RUN, triton.cdiv(tokens, TILE) * heads // MIN_PROGRAMS))
         grid = _grid(tokens, heads, run)
         delta_PR = lse_NT.new_empty((grid[0], (run + 2) * TILE))

@@ -64,6 +64,7 @@ def bounds(packed: Packed) -> tuple[Tensor, Tensor]:
     """Return first_T and end_T of `Layout`."""
     cu_seqlens_S = packed.cu_seqlens_S
     position_T = torch.arange(len(packed.input_ids_T), dtype=torch.int32, device=cu_seqlens_S.device)
+    # right=True: a boundary is the first token of the next sequence; empty sequences that pad S are skipped
     sequence_T = torch.searchsorted(cu_seqlens_S[1:].contiguous(), position_T, right=True)
     return cu_seqlens_S[sequence_T], cu_seqlens_S[sequence_T + 1]
 
@@ -175,6 +176,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad_TNH: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    # contiguous: autograd may give an expanded gradient, and the kernels need a stride of 1 within a head
     grad_T3NH = _gradients(grad_TNH.contiguous(), *ctx.saved_tensors, ctx.before, ctx.after)
     return (*grad_T3NH.unbind(1), None, None, None, None)
 
@@ -186,7 +188,7 @@ def _save_rotary(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 def _rotary_backward(ctx: Any, grad_TNH: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     qkv_T3NH, out_TNH, lse_NT, qk_T2NH, first_T, end_T, cos_TE, sin_T2E = ctx.saved_tensors
-    parts = (*qk_T2NH.unbind(1), qkv_T3NH[:, 2])
+    parts = (*qk_T2NH.unbind(1), qkv_T3NH[:, 2])  # q and k rotated, as the forward kernel kept them
     given = (*parts, out_TNH, lse_NT, first_T, end_T, ctx.before, ctx.after, cos_TE, sin_T2E)
     return (_gradients(grad_TNH.contiguous(), *given), None, None, None, None, None, None)
 
