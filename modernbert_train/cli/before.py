@@ -148,7 +148,7 @@ def check(parser: argparse.ArgumentParser) -> Call:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from modernbert_train.plan.resolve import resolve, with_later_mistakes
+    from modernbert_train.plan.resolve import describe_evals, resolve, with_later_mistakes
 
     with with_later_mistakes(options.ranks):
         config = read_run(options.run)
@@ -172,10 +172,8 @@ def _check(options: argparse.Namespace) -> None:
         print(describe_streams(config, facts))
     if config.weights.vocabulary != "same":
         print(*_vocabulary_lines(config, facts), sep="\n")
-    if config.evals:
-        from modernbert_train.data.labelled import describe_labelled
-
-        print(*describe_labelled(config.evals), sep="\n")
+    for line in describe_evals(config.evals):
+        print(line)
     if lines := not_checked(config):
         print("\nnot checked:", *lines, sep="\n  ")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Literal, TypeVar
 
 from omegaconf import MISSING
 
 from modernbert_train.config.classify import LabelledConfig
-from modernbert_train.config.kinds import KINDS
+from modernbert_train.config.kinds import KINDS, KindName
 from modernbert_train.config.knob import knob
 from modernbert_train.config.objective import ObjectiveConfig
 from modernbert_train.core.files import TABLE_ENDS, ending
@@ -27,7 +27,14 @@ COUNT = "num_"  # prefix of counts, of which no curve is drawn
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorConfig:
-    """Keys of every evaluation."""
+    """Keys of every evaluation.
+
+    Attributes:
+        texts: "package.module:name" of a function of (key, settings), without torch, that reads the texts of this
+            evaluation and returns a description, or raises DataError; called before a run starts. None: reads no texts.
+    """
+
+    texts: ClassVar[str | None] = None
 
     name: str = MISSING
     # measured at this interval in tokens, and at the end of each phase; None: only at the end of each phase
@@ -47,15 +54,18 @@ class EvaluatorConfig:
 class ProbeConfig(EvaluatorConfig):
     """Accuracy of a simple classifier on the frozen encoder's mean-pooled embeddings; see docs/watching.md."""
 
+    texts: ClassVar[str | None] = "modernbert_train.evaluate.probe_texts:describe_texts"
+
     name: str = "probe"
+    kind: KindName = "single-label"  # of labels, as in a task of `finetune`; also multi-label and regression
     # labelled texts for training: .jsonl with one object a line, or .tsv or .csv with a header line
     train: str = knob(local=True)
     # texts to classify, in the same form; None: the texts of `train`, each by a classifier that has not seen its fold
     test: str | None = knob(None, local=True)
     # columns with text; several are joined to one sequence, with [SEP] between them
     text_columns: list[str] = knob(factory=lambda: ["text"])
-    label_column: str = "label"  # column with the class: a text, a whole number, or true and false
-    # linear: logistic regression; nearest: the class of the nearest text, by cosine
+    label_column: str = "label"  # column with the class: a text, a whole number, true or false; with classes or score
+    # linear: logistic regression, of scores ridge regression; nearest: the label of the nearest text, by cosine
     classifier: Literal["linear", "nearest"] = "linear"
     pooling: Literal["mean"] = "mean"  # a text's embedding: the mean over its tokens, [CLS] and [SEP] included
     # maximum number of texts from each file, drawn by `seed`; None: all
@@ -73,6 +83,9 @@ class ProbeConfig(EvaluatorConfig):
                 f"{here}.test={self.test} is also {here}.train: the probe would be tested on its training texts. "
                 "Remove test, so that each text is classified by a probe trained on the other folds."
             )
+        if not KINDS[self.kind].probed:
+            known = ", ".join(kind for kind, row in KINDS.items() if row.probed)
+            yield f"{here}.kind={self.kind}: a probe learns one label of each text. Choose from {known}."
         if not self.text_columns:
             yield f"{here}.text_columns=[]: no text to read. Name the column of the text."
         if self.label_column in self.text_columns:

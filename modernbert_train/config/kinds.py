@@ -16,18 +16,26 @@ class KindRow(NamedTuple):
         code: module in evaluate/finetune/ and class, see `evaluate.finetune.kinds.Kind`.
         metrics: the available ones; the first is the default.
         keys: keys of a task that only this kind has.
+        probed: metrics of a probe; empty if a text has more than one embedding or label, so a probe cannot learn it.
     """
 
     code: str
     metrics: tuple[str, ...]
     keys: tuple[str, ...] = ()
+    probed: tuple[str, ...] = ()
 
 
 SPANS = "entity_"  # prefix of metrics of spans: tags are O, B-x, I-x, E-x, S-x
 KINDS: dict[str, KindRow] = {
-    "single-label": KindRow("classes:OneClass", ("accuracy", "f1", "macro_f1", "relation_f1", "matthews")),
-    "multi-label": KindRow("classes:SeveralClasses", ("micro_f1", "macro_f1", "accuracy")),
-    "regression": KindRow("classes:Score", ("pearson", "spearman")),
+    "single-label": KindRow(
+        "classes:OneClass",
+        ("accuracy", "f1", "macro_f1", "relation_f1", "matthews"),
+        probed=("accuracy", "macro_f1"),
+    ),
+    "multi-label": KindRow(
+        "classes:SeveralClasses", ("micro_f1", "macro_f1", "accuracy"), probed=("micro_f1", "macro_f1")
+    ),
+    "regression": KindRow("classes:Score", ("pearson", "spearman"), probed=("pearson", "spearman")),
     "question-answering": KindRow(
         "answers:Answers",
         ("f1", "exact", "has_answer_f1", "has_answer_exact", "no_answer_exact"),

@@ -44,6 +44,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+def code_at(place: str) -> Any:
+    """Import "package.module:name"."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class Rows(dict[K, V]):
     """A table from dataclass to code, whose rows may be text: "package.module:name", imported at lookup.
 
@@ -61,8 +67,7 @@ class Rows(dict[K, V]):
     def __getitem__(self, key: K) -> V:
         row = super().__getitem__(key)
         if isinstance(row, str):
-            module, _, name = row.partition(":")
-            row = self[key] = getattr(importlib.import_module(module), name)
+            row = self[key] = code_at(row)
         return row
 
     def __missing__(self, config: Any) -> V:

@@ -27,7 +27,8 @@ from modernbert_train.config.auto import open_settings, value_of, with_settings
 from modernbert_train.config.check import check, search_refused
 from modernbert_train.config.load import WrongKeys, flat, load_run
 from modernbert_train.config.packages import missing_packages
-from modernbert_train.config.schema import PhaseConfig, RunConfig, WeightsConfig
+from modernbert_train.config.plugins import code_at
+from modernbert_train.config.schema import EvaluatorConfig, PhaseConfig, RunConfig, WeightsConfig
 from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import free_bytes
 from modernbert_train.core.version import __version__
@@ -305,10 +306,7 @@ def _check_second_home(url: str | None) -> None:
 
 
 def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
-    if config.evals:  # rank 0 reads them for all
-        from modernbert_train.data.labelled import describe_labelled
-
-        yield lambda: describe_labelled(config.evals)
+    yield lambda: describe_evals(config.evals)  # rank 0 reads them for all
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
         for _, name in first_weights(config):
@@ -321,6 +319,16 @@ def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
     if not fresh:
         yield run.compare
         yield lambda: _check_trained(run.path, run.checkpoints, config.phases)
+
+
+def describe_evals(evals: Mapping[str, EvaluatorConfig]) -> list[str]:
+    """Return a line for each evaluation that names a reader of texts.
+
+    Raises:
+        DataError: they cannot be used.
+    """
+    reading = {f"evals.{name}": each for name, each in evals.items() if each.texts is not None}
+    return [f"{key}: {code_at(str(each.texts))(key, each)}" for key, each in reading.items()]
 
 
 def _look_up(name: str, runs_folder: str) -> NamedModel:

@@ -17,12 +17,13 @@ import torch
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import BertConfig, ProbeConfig, RunConfig
-from modernbert_train.data.labelled import ONLY_LEARNED, read_labelled
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.classifiers import linear, nearest
 from modernbert_train.evaluate.embeddings import embed
 from modernbert_train.evaluate.evaluators import EVALUATORS, build_evaluators
+from modernbert_train.evaluate.finetune.examples import TRAIN
+from modernbert_train.evaluate.probe_texts import ONLY_LEARNED, ProbeTexts, read_texts
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import read_vocabulary
@@ -230,17 +231,49 @@ def test_logistic_regression_is_that_of_its_definition() -> None:
         weight_CD = weight_CD - 0.5 * (wrong_LC.T @ standard_LD + weight_CD) / 90
         bias_C = bias_C - 0.5 * wrong_LC.mean(dim=0)
     expected_N = ((told_ND - mean_D) / deviation_D @ weight_CD.T + bias_C).argmax(dim=1)
-    assert torch.equal(linear(inputs_LD, labels_L, 3, told_ND), expected_N)
-    assert torch.equal(linear(inputs_LD * 1000 + 7, labels_L, 3, told_ND * 1000 + 7), expected_N)
+    assert torch.equal(linear(inputs_LD, one_hot_LC, told_ND, "softmax").argmax(dim=1), expected_N)
+    moved = linear(inputs_LD * 1000 + 7, one_hot_LC, told_ND * 1000 + 7, "softmax")
+    assert torch.equal(moved.argmax(dim=1), expected_N)
     constant = torch.full((90, 1), 0.1, dtype=torch.float64)
     padded = [torch.cat([each, constant], dim=1) for each in (inputs_LD, told_ND)]
-    assert torch.equal(linear(padded[0], labels_L, 3, padded[1]), expected_N)
+    assert torch.equal(linear(padded[0], one_hot_LC, padded[1], "softmax").argmax(dim=1), expected_N)
 
 
 def test_the_nearest_by_cosine_and_not_by_distance() -> None:
     learned = torch.tensor([[1.0, 0.0], [0.0, 100.0], [5.0, 5.0]])
-    told = nearest(learned, torch.tensor([0, 1, 2]), 3, torch.tensor([[50.0, 1.0], [0.001, 0.01], [1.0, 1.1]]))
-    assert told.tolist() == [0, 1, 2]
+    told = nearest(learned, torch.eye(3), torch.tensor([[50.0, 1.0], [0.001, 0.01], [1.0, 1.1]]), "softmax")
+    assert told.argmax(dim=1).tolist() == [0, 1, 2]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("classifier", ["linear", "nearest"])
+def test_scores_and_several_classes_are_probed_as_one_class_is(
+    tiny_run: TinyRun, tmp_path: Path, classifier: str
+) -> None:
+    """A corpus rated by people, or tagged with topics, needs no classes made up of it."""
+    lines = [json.loads(line) for line in write_texts(tmp_path / "one.jsonl").read_text().splitlines()]
+    draw = random.Random(1)
+    several = [line | {"label": ["a"] * line["label"] + ["rare"] * (n % 9 == 0)} for n, line in enumerate(lines)]
+    scores = [line | {"label": line["label"] + draw.random() / 4} for line in lines]
+    for kind, rows in (("multi-label", several), ("regression", scores)):
+        file = tmp_path / f"{kind}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found = measure(with_probe(tiny_run(), train=str(file), kind=kind, classifier=classifier))
+        if kind == "multi-label":
+            assert found["micro_f1"] > 0.75 and found["baseline/micro_f1"] < 0.7 and found["num_texts"] == 120
+        else:
+            assert found["pearson"] > 0.9 and set(found) == {"pearson", "spearman", "num_texts", "num_cut"}
+
+
+def test_ridge_regression_is_scikit_learns() -> None:
+    model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
+    draw = torch.Generator().manual_seed(1)
+    inputs_LD, told_ND = torch.randn(2, 50, 4, generator=draw, dtype=torch.float64)
+    scores_LC = inputs_LD[:, :1] * 3 + torch.randn(50, 1, generator=draw, dtype=torch.float64)
+    standard = [(each - inputs_LD.mean(dim=0)) / inputs_LD.std(dim=0, correction=0) for each in (inputs_LD, told_ND)]
+    expected = model.Ridge().fit(standard[0].numpy(), scores_LC.numpy()).predict(standard[1].numpy())
+    found = linear(inputs_LD, scores_LC, told_ND, "identity")
+    assert found[:, 0].numpy() == pytest.approx(expected.reshape(-1), abs=1e-9)
 
 
 def test_embeddings_that_are_no_numbers_give_figures_that_are_none(tiny_run: TinyRun, tmp_path: Path) -> None:
@@ -262,19 +295,24 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
+def texts_in(found: ProbeTexts) -> tuple[tuple[str, ...], ...]:
+    return tuple(each.texts for each in found.split.examples)
+
+
 def test_what_is_drawn_and_how_it_is_divided_depends_on_the_seed_alone(tmp_path: Path) -> None:
     """Folds have equally many texts of each class, up to one; a text is never classified by a model trained on it."""
     file = str(write_texts(tmp_path / "texts.jsonl", number=203))
     settings = ProbeConfig(train=file, max_examples=101, folds=4)
-    found, again = read_labelled("evals.x", settings), read_labelled("evals.x", settings)
-    assert found.texts == again.texts and np.array_equal(found.parts_N, again.parts_N)
-    assert len(found.texts) == 101 and set(found.parts_N) == {0, 1, 2, 3}
+    found, again = read_texts("evals.x", settings), read_texts("evals.x", settings)
+    assert found.split == again.split and np.array_equal(found.parts_N, again.parts_N)
+    assert len(texts_in(found)) == 101 and set(found.parts_N) == {0, 1, 2, 3}
+    labels_N = np.concatenate(found.labels.values[TRAIN])[:, 0]
     for label in range(2):
-        sizes = np.bincount(found.parts_N[found.labels_N == label])
+        sizes = np.bincount(found.parts_N[labels_N == label])
         assert sizes.max() - sizes.min() <= 1
-    other = read_labelled("evals.x", replace(settings, seed=1))
-    assert other.texts != found.texts
-    assert read_labelled("evals.x", replace(settings, max_examples=None)).texts[:3] == tuple(
+    other = read_texts("evals.x", replace(settings, seed=1))
+    assert texts_in(other) != texts_in(found)
+    assert texts_in(read_texts("evals.x", replace(settings, max_examples=None)))[:3] == tuple(
         (json.loads(line)["text"],) for line in Path(file).read_text().splitlines()[:3]
     )
 
@@ -282,17 +320,17 @@ def test_what_is_drawn_and_how_it_is_divided_depends_on_the_seed_alone(tmp_path:
 def test_tables_are_read_as_those_who_write_them_do(tmp_path: Path) -> None:
     """A .csv quotes; a .tsv, as in GLUE, takes quotes literally. A byte order mark is not part of the first name."""
     table = 'index,text,label\n0,"a, ""b""\nc",yes\n1,d,no\n2,"",no\n3,e,yes\n4,f,no\n'
-    found = read_labelled("evals.x", ProbeConfig(train=write(tmp_path / "t.csv", "\ufeff" + table)))
-    assert found.texts == (('a, "b"\nc',), ("d",), ("e",), ("f",)) and found.empty == 1
-    assert [found.classes[label] for label in found.labels_N] == ["yes", "no", "yes", "no"]
+    found = read_texts("evals.x", ProbeConfig(train=write(tmp_path / "t.csv", "\ufeff" + table)))
+    assert texts_in(found) == (('a, "b"\nc',), ("d",), ("e",), ("f",)) and found.empty == 1
+    assert [found.labels.names[value.item()] for value in found.labels.values[TRAIN]] == ["yes", "no", "yes", "no"]
     assert str(found) == "4 texts of 2 classes; 1 empty text left out"
     pairs = 'a\tb\tlabel\n"x\ty\t1\nz\tw"\t0\n'
     settings = ProbeConfig(
         train=write(tmp_path / "t.tsv", pairs), test=write(tmp_path / "u.tsv", pairs), text_columns=["b", "a"]
     )
-    found = read_labelled("evals.x", settings)
-    assert found.texts[:2] == (("y", '"x'), ('w"', "z")) and found.parts_N.tolist() == [ONLY_LEARNED] * 2 + [0] * 2
-    assert str(found) == "4 texts of 2 classes, 2 of them to be classified"
+    found = read_texts("evals.x", settings)
+    assert texts_in(found)[:2] == (("y", '"x'), ('w"', "z")) and found.parts_N.tolist() == [ONLY_LEARNED] * 2 + [0] * 2
+    assert str(found) == "4 texts of 2 classes, 2 of them to be predicted"
 
 
 LINE = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n{"text": "c", "label": 0}\n{"text": "d", "label": 1}\n'
@@ -302,7 +340,7 @@ LINE = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n{"text": "c", "lab
     ("name", "text", "message"),
     [
         ("t.jsonl", None, "cannot be read (No such file or directory). Restore it, or correct the path."),
-        ("t.jsonl", "", "0 texts, all of one class (none)"),
+        ("t.jsonl", "", "all 0 texts are of one class (none)"),
         (
             "t.jsonl",
             LINE.replace('"text"', '"sentence"'),
@@ -338,20 +376,20 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"line 1: not UTF-8: byte 0xff at offset 10\. Correct it, or convert a file of text: iconv"
     ):
-        read_labelled("evals.x", ProbeConfig(train=str(tmp_path / "t.jsonl")))
+        read_texts("evals.x", ProbeConfig(train=str(tmp_path / "t.jsonl")))
     (tmp_path / "u.jsonl").mkdir()
     with pytest.raises(DataError, match="Is a directory"):
-        read_labelled("evals.x", ProbeConfig(train=str(tmp_path / "u.jsonl")))
+        read_texts("evals.x", ProbeConfig(train=str(tmp_path / "u.jsonl")))
 
 
 def test_classes_that_were_never_seen_cannot_be_predicted(tmp_path: Path) -> None:
     train = write(tmp_path / "t.jsonl", LINE)
     test = write(tmp_path / "u.jsonl", LINE.replace("1", '"odd"'))
     with pytest.raises(DataError, match=r"evals.x.test=.*has classes \(odd\) that none of the 4 texts taken"):
-        read_labelled("evals.x", ProbeConfig(train=train, test=test))
+        read_texts("evals.x", ProbeConfig(train=train, test=test))
     test = write(tmp_path / "u.jsonl", LINE.replace("1", "0"))
     with pytest.raises(DataError, match="evals.x.test=.*all of one class"):
-        read_labelled("evals.x", ProbeConfig(train=train, test=test))
+        read_texts("evals.x", ProbeConfig(train=train, test=test))
 
 
 @pytest.mark.parametrize(
@@ -360,6 +398,7 @@ def test_classes_that_were_never_seen_cannot_be_predicted(tmp_path: Path) -> Non
         ("evals.x={name: probe, train: a.txt}", "Name one of .jsonl, .tsv, .csv, .parquet."),
         ("evals.x={name: probe, train: a.csv, test: a.csv}", "the probe would be tested on its training texts"),
         ("evals.x={name: probe, train: a.csv, text_columns: []}", "no text to read"),
+        ("evals.x={name: probe, train: a.csv, kind: tokens}", "Choose from single-label, multi-label, regression."),
         ("evals.x={name: probe, train: a.csv, text_columns: [label]}", "the text would contain its class"),
         ("evals.heldout={name: probe, train: a.csv}", "Choose another"),
         ("'evals={a/b: {name: probe, train: a.csv}}'", "letters, digits"),

@@ -14,13 +14,12 @@ from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
 from modernbert_train.core.text import shown_value
-from modernbert_train.data.labelled import class_name
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.classes import NOTHING, pooling, rounded
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
 from modernbert_train.evaluate.finetune.kinds import Kind
-from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
+from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs, class_name
 from modernbert_train.evaluate.finetune.texts import Texts
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader, cut
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
-from modernbert_train.core.text import number_in, shown_value
-from modernbert_train.data.labelled import listed_classes
+from modernbert_train.core.text import number_in, shorten, shown_value
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
@@ -34,17 +33,18 @@ class _OfTexts(Texts, Kind):
     def encode(
         self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
     ) -> Iterator[Encoded]:
-        """See `Kind`: a text, or two with [SEP] between."""
+        """See `Kind`: a text, or several with [SEP] between."""
         found = reader.ids(split.examples, [example.texts for example in split.examples])
         for parts, example, value in zip(found, split.examples, values, strict=True):
             entry = {"label": self.in_words(value, labels.all_names(split.key))} if split.labelled else {}
             if not any(parts) or not any(text.strip() for text in example.texts):
                 yield Encoded((), entry)
                 continue
-            between = reader.vocabulary.between if len(parts) > 1 else ()
-            kept = cut(parts, reader.most - len(between))
-            ids = [*kept[0], *between, *(kept[1] if between else ())]
-            counts.truncated += len(ids) < sum(map(len, parts)) + len(between)
+            between = reader.vocabulary.between
+            added = len(between) * (len(parts) - 1)
+            kept = cut(parts, reader.most - added)
+            ids = [token for number, part in enumerate(kept) for token in (*between * (number > 0), *part)]
+            counts.truncated += len(ids) < sum(map(len, parts)) + added
             counts.unseen += self.is_unseen(value, len(labels.names))
             yield Encoded([(ids, value)], entry)
 
@@ -128,6 +128,7 @@ class SeveralClasses(OneClass):
     """Any number of classes of each text; see `Kind`."""
 
     name, min_classes = "multi-label", 1
+    link = "sigmoid"
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """See `Kind`."""
@@ -177,6 +178,7 @@ class Score(_OfTexts):
     """A score of each text; see `Kind`."""
 
     name = "regression"
+    link = "identity"
     repeats = False  # several people's scores of a text may differ
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
@@ -223,6 +225,35 @@ def pooling(task: TaskConfig, model: ModelConfig) -> str:
 def rounded(values: Logits) -> list[float]:
     """Scores as predictions.jsonl has them."""
     return [round(value, DIGITS) for value in values.tolist()]
+
+
+def listed_classes(value: Any, column: str, separator: str) -> list[Any]:
+    """Return the values of a list of classes, or of a text with separators.
+
+    Raises:
+        ValueError: it is neither, a list that was written as text, or hot: a 0 or 1 for each class.
+    """
+    if isinstance(value, str):
+        if value.strip().startswith("[") and value.strip().endswith("]"):  # pandas writes lists this way into a .csv
+            raise ValueError(
+                f"{column} is {shown_value(value)}, a list that was written as text. Write the classes with "
+                f"{separator!r} between them, or lists into a .jsonl or .parquet."
+            )
+        return [type(value)(part.strip()) for part in value.split(separator) if part.strip()]
+    if type(value) is int:
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError(
+            f"{column} is {shown_value(value)}, and not the classes of a text. Write a list of them, or a text with "
+            f"{separator!r} between them; [] is none."
+        )
+    if len({*map(str, value)}) < len(value) and all(isinstance(each, int | float) and each in (0, 1) for each in value):
+        raise ValueError(
+            f"{column} is {shorten(str(value), 40)}, a 0 or 1 for each class. Write the list of the classes that a "
+            "text has, such as the places of the ones: jq -c '.LABEL |= [to_entries[] | select(.value == 1 or .value "
+            f"== true) | .key]', with {column} for LABEL."
+        )
+    return value
 
 
 def _score(example: Example) -> NDArray[np.float32]:

@@ -7,15 +7,15 @@ file in this folder and a row in config/kinds.py; relation.py is the shortest ex
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
 from modernbert_train.config.kinds import KINDS
+from modernbert_train.config.plugins import code_at
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig, common_problems
 from modernbert_train.data.read.task_rows import TaskRow, table_rows
@@ -25,6 +25,7 @@ from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
 from modernbert_train.evaluate.finetune.tokens import Reader
 
 KEYS = "text_columns, label_column and id_column"  # that name columns, for messages
+Link = Literal["softmax", "sigmoid", "identity"]
 Texts = list[dict[str, Any]]  # lines of `label_sidecar.read_texts`
 
 
@@ -35,11 +36,13 @@ class Kind(Protocol):
         ends: suffixes of its files.
         decides: keys of this kind that decide which shards are written.
         repeats: True if a text with two different labels is worth a warning.
+        link: meaning of a probe's outputs: logits of exclusive classes, of independent classes, or scores.
     """
 
     ends: tuple[str, ...]
     decides: tuple[str, ...] = ()
     repeats: bool = True
+    link: Link = "softmax"
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """Mistakes in the keys of a task of this kind, found without its files."""
@@ -111,8 +114,7 @@ class Kind(Protocol):
 @cache
 def kind_of(name: str) -> Kind:
     """Return the kind of this name; imports its file."""
-    module, _, code = KINDS[name].code.partition(":")
-    kind: Kind = getattr(importlib.import_module(f"{__package__}.{module}"), code)()
+    kind: Kind = code_at(f"{__package__}.{KINDS[name].code}")()
     return kind
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from modernbert_train.config.schema import ScoresConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import values_as
-from modernbert_train.core.text import some
-from modernbert_train.data.labelled import class_name
+from modernbert_train.core.text import shown_value, some
 from modernbert_train.data.read.task_rows import Cell
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split, by_place
 
 Logits = Any  # a Tensor; tasks are read and checked without torch
+_NO_CLASS = ("nan", "null", "none")  # written into tables by programs for a missing value
 
 
 class Outputs(NamedTuple):
@@ -138,3 +138,21 @@ def named_classes(example: Example, values: Sequence[Any], task: TaskConfig, nam
     places = [not isinstance(each, str) or isinstance(each, Cell) for each in values]  # a text in .jsonl is a name
     named = zip(found, places, strict=True)
     return tuple(dict.fromkeys(by_place(example, each, names) if place else each for each, place in named))
+
+
+def class_name(value: Any, column: str, known: Collection[str] = ()) -> str:
+    """Return the class that a value of a column names; in a .csv `nan` and `none` do only if they are `known`.
+
+    Raises:
+        ValueError: it is not a class.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    name = str(value).strip() if isinstance(value, str | int) else ""
+    missing = isinstance(value, Cell) and name.lower() in _NO_CLASS and name not in known
+    if name and not missing:
+        return name
+    raise ValueError(
+        f"{column} is {shown_value(value)}, and not a class: a text, a whole number, or true or false. Correct it, or "
+        "leave the text out." + " If it is a class, name all classes in labels, or write .jsonl." * missing
+    )

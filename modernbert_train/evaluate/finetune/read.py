@@ -68,13 +68,13 @@ def read_splits(task: TaskConfig) -> dict[str, Split]:
     """
     files = files_of(task)
     if files:
-        return {name: _of_file(name, path, task) for name, path in files.items()}
+        return {name: read_file(name, path, task) for name, path in files.items()}
     return {name: _of_hub(name, split, task) for name, split in _named(task).items()}
 
 
 def first_row(key: str, path: Path, task: TaskConfig) -> None:
     """Read the first row of a file. Raises DataError as `read_splits` does."""
-    _of_file(key, path, task, 1)
+    read_file(key, path, task, 1)
 
 
 def _read_columns(key: str, task: TaskConfig) -> tuple[bool, str | None]:
@@ -82,11 +82,12 @@ def _read_columns(key: str, task: TaskConfig) -> tuple[bool, str | None]:
     return key not in task.predict, task.id_column if key != TRAIN else None
 
 
-def _of_file(key: str, path: Path, task: TaskConfig, most: int | None = None) -> Split:
+def read_file(key: str, path: Path, task: TaskConfig, most: int | None = None, source: str | None = None) -> Split:
+    """Read the rows of a file, `most` at most; `source` names it in messages. Raises DataError as `read_splits`."""
     unread = os_errors_as(DataError, f"{key}={path}: cannot be read", "Name a file of labelled texts.")
     with unread, values_as(DataError, f"{key}={path}"):
         rows = kind_of(task.kind).rows(path, task, *_read_columns(key, task))
-        return _split(key, str(path), "line", itertools.islice(rows, most), task, ())
+        return _split(key, source or str(path), "line", itertools.islice(rows, most), task, ())
 
 
 def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
