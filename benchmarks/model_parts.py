@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from benchmarks.attention import BACKWARD, attention_flops, draw_lengths, line_of
 from benchmarks.measure import Case, Group, Stage, Unusable, Work
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
 from modernbert_train.models.attention import choose_kernel
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.heads import ChunkedLoss, PredictionHead, loss_and_gradient, masked_lm_loss_sum
@@ -149,7 +149,8 @@ def head_groups(
 
         return run
 
-    chunk = model.logit_chunk(on_gpu=device.type == "cuda", bytes_per_logit=dtype.itemsize)
+    on_gpu = device.type == "cuda"
+    chunk = ComputeConfig().logits_at_once(vocab, on_gpu=on_gpu, bytes_per_logit=dtype.itemsize)
 
     def chunked(step: Callable[..., Any], size: int = chunk) -> Callable[..., Tensor]:
         def run(hidden_MD: Tensor) -> Tensor:

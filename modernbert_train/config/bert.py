@@ -39,6 +39,11 @@ class BertShape(ModelConfig):
     projection_dropout: ClassVar[bool] = True
     """True if dropout follows the attention's projection."""
 
+    @property
+    def position_offset(self) -> int:
+        """Rows of the position table before the first token's."""
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(BertShape):
@@ -76,6 +81,15 @@ class BertConfig(BertShape):
                 f"model.position_offset={self.position_offset} with model.activation={self.activation}: a position "
                 "offset makes it a RoBERTa, which transformers only has with the exact GELU. Set "
                 "model.activation=gelu, or model.position_offset=0."
+            )
+
+    def mistakes_with(self, tokenizer: str, *, pad_id: int, mask_id: int) -> Iterator[str]:
+        """See `ModelConfig`: a RoBERTa's positions."""
+        if self.position_offset not in (0, pad_id + 1):
+            yield (
+                f"model.position_offset={self.position_offset}: the tokenizer in {tokenizer} has [PAD] at {pad_id}, "
+                f"and a RoBERTa's positions begin right after it. Set model.position_offset={pad_id + 1}, or 0 for a "
+                "BERT."
             )
 
 
@@ -143,3 +157,9 @@ class EsmConfig(ModelConfig):
         """See `ModelConfig`."""
         if self.head_size % 2:
             yield f"model.hidden_size/num_heads={self.head_size}: rotary embeddings turn pairs. Make it even."
+
+    def mistakes_with(self, tokenizer: str, *, pad_id: int, mask_id: int) -> Iterator[str]:
+        """See `ModelConfig`: the id for token dropout."""
+        if self.mask_id != mask_id:
+            here = f"model.mask_id={self.mask_id}: the tokenizer in {tokenizer} has [MASK] at {mask_id}."
+            yield f"{here} Set model.mask_id={mask_id}."

@@ -18,6 +18,7 @@ from modernbert_train.config.model import CUDNN_HEADS, TILE_HEADS, Bias
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
+    DebertaConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
@@ -84,17 +85,17 @@ def objectives_of_phases(config: RunConfig, num_ranks: int) -> Iterator[str]:
         lesser = ("tokens",) if own.named_teacher is not None or own.heads[-1] == "tokens" else own.heads
         if other.special_tokens != own.special_tokens or other.heads not in (own.heads, own.idle_heads, lesser):
             remedy = "Make it a separate run with weights.init_from."
-            if hasattr(own, "mlm_head") and other.heads == ("tokens",):
-                remedy = "Set objective.mlm_head=true, or make it a separate run with weights.init_from."
+            if own.token_head_key is not None and other.heads == ("tokens",):
+                remedy = f"Set objective.{own.token_head_key}=true, or make it a separate run with weights.init_from."
             elif other.named_teacher is not None and own.heads == ("tokens",):
                 remedy = (
                     f"Set objective={{name: {other.name}, ...}} for the run, whose model is built for it, and "
                     f"objective={{name: {own.name}}} in the phases of that."
                 )
-            elif hasattr(other, "mlm_head") and own.heads == ("tokens",):
+            elif other.token_head_key is not None and own.heads == ("tokens",):
                 remedy = (
-                    f"Set objective={{name: {other.name}, mlm_head: true}} for the run, whose model is built for it, "
-                    f"and objective={{name: {own.name}}} in its phases; or make it a separate run with "
+                    f"Set objective={{name: {other.name}, {other.token_head_key}: true}} for the run, whose model is "
+                    f"built for it, and objective={{name: {own.name}}} in its phases; or make it a separate run with "
                     "weights.init_from."
                 )
             yield (
@@ -236,7 +237,7 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 def _neighbours(config: RunConfig) -> Iterator[str]:
     """A convolution always reads the next token, so it allows no causal order."""
-    convolution = config.model.convolution
+    convolution = config.model.convolution if isinstance(config.model, DebertaConfig) else 0
     for name, now in config.in_phase.items():
         if convolution and now.objective.order != "all":
             yield (

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -115,10 +115,6 @@ class ClassifyConfig(LabelledConfig):
     def title(self) -> tuple[str, str | None]:
         return "classification of texts" if self.kind != "regression" else "regression of scores", None
 
-    @property
-    def terms(self) -> Mapping[str, float]:
-        return {"classify": 1.0}
-
     heads = ("class",)
 
     @property
@@ -156,10 +152,6 @@ class TagConfig(LabelledConfig):
     task_kind = "tokens"
 
     title = "classification of words", None
-
-    @property
-    def terms(self) -> Mapping[str, float]:
-        return {"tag": 1.0}
 
     heads = ("tag",)
 

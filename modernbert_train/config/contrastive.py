@@ -67,6 +67,7 @@ class ContrastiveConfig(ObjectiveConfig):
     # longest query that the exported model reads, where that is shorter; None: max_tokens
     query_max_tokens: int | None = knob(None, above=0, restart=True)
     predicted_share = 0.0  # no token is predicted
+    token_head_key = "mlm_head"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matryoshka", tuple(self.matryoshka))  # YAML gives a list, which cannot be hashed

@@ -48,7 +48,6 @@ class DebertaConfig(ModelConfig):
     init_std: float = knob(0.02, above=0, training=True)  # of all matrices
     # truncation, in standard deviations; the published code has none, which changes one number in 1.7 million
     init_cutoff: float = knob(5.0, above=0, training=True)
-    token_head_vectors = 3  # a bias, and a norm's weight and bias
     key_products = 4  # also content with distance, and distance with content
 
     title = "DeBERTa", "2006.03654"

@@ -99,23 +99,8 @@ class ModelConfig:
         return None
 
     @property
-    def position_offset(self) -> int:
-        """Rows of the position table before the first token's."""
-        return 0
-
-    @property
-    def mask_id(self) -> int | None:
-        """Id of [MASK] in the tokenizer, if the encoder reads masked tokens differently."""
-        return None
-
-    @property
     def segments(self) -> int:
         """Token types; 0: none."""
-        return 0
-
-    @property
-    def convolution(self) -> int:
-        """Tokens that a convolution spans, including the next one; 0: no convolution."""
         return 0
 
     @property
@@ -168,9 +153,6 @@ class ModelConfig:
     score_bias: ClassVar[Bias | None] = None
     """The form of the bias that is added to attention scores, which few kernels support; None: no bias."""
 
-    token_head_vectors: ClassVar[int] = 1
-    """Vectors of the model's width in the replaced-token head: a bias or a norm's weight."""
-
     key_products: ClassVar[int] = 2
     """Products of the model's width for each pair of tokens in attention: score, weighted sum."""
 
@@ -180,6 +162,10 @@ class ModelConfig:
 
     def mistakes_from_scratch(self) -> Iterator[str]:
         """Yield a message for each setting that an existing model may have but a new one should not."""
+        yield from ()
+
+    def mistakes_with(self, tokenizer: str, *, pad_id: int, mask_id: int) -> Iterator[str]:
+        """Yield a message for each setting that does not fit the ids of [PAD] and [MASK] in the run's tokenizer."""
         yield from ()
 
     def init_of(self, name: str) -> tuple[float, float | None]:
@@ -209,12 +195,6 @@ class ModelConfig:
     def layers_at(self, depth: float) -> int:
         """Return a fraction of the layers, rounded."""
         return _nearest(self.num_layers * depth)
-
-    def logit_chunk(self, *, on_gpu: bool, bytes_per_logit: int) -> int:
-        """Return the number of predicted positions whose logits exist at the same time in training: enough for
-        efficient products. `compute.logit_chunk` overrides it."""
-        budget = 1 << 30 if on_gpu else 1 << 26
-        return max(1, budget // (self.vocab_size * bytes_per_logit * 128)) * 128
 
 
 def _nearest(number: float) -> int:

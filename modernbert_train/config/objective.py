@@ -67,11 +67,6 @@ class ObjectiveConfig:
         return ()
 
     @property
-    def masking(self) -> str | None:
-        """The choice of the predicted tokens; None: no masking."""
-        return None
-
-    @property
     def predict_from(self) -> Literal["itself", "before"]:
         """The position where a masked token is predicted: its own, or the one before it."""
         return "itself"
@@ -126,8 +121,8 @@ class ObjectiveConfig:
 
     @property
     def terms(self) -> Mapping[str, float]:
-        """Loss term -> weight; the first is a mean over predicted tokens."""
-        raise NotImplementedError
+        """Loss term -> weight; the first is a mean over predicted tokens. One term has the objective's name."""
+        return {self.name: 1.0}
 
     @property
     def counts_tokens(self) -> bool:
@@ -169,6 +164,9 @@ class ObjectiveConfig:
         """Further heads, for phases of other objectives. A phase computes nothing for a head that its objective lacks,
         nor for modules that only this head needs: they get no gradient, and no step of the optimizer."""
         return ()
+
+    token_head_key: ClassVar[str | None] = None
+    """Key that adds the head for tokens to `idle_heads`; None: there is no such key."""
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
         """Return how often each head is applied per token that is not padding, in sequences of this mean length."""
@@ -389,10 +387,6 @@ class CausalLmConfig(ObjectiveConfig):
 
     title = "causal language modelling", None
 
-    @property
-    def terms(self) -> Mapping[str, float]:
-        return {"causal": 1.0}
-
     order = "causal"
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
@@ -415,10 +409,6 @@ class PermutationLmConfig(ObjectiveConfig):
     longest_span: int = knob(5, low=1, high=50)
 
     title = "permutation language modelling", "1906.08237"
-
-    @property
-    def terms(self) -> Mapping[str, float]:
-        return {"permutation": 1.0}
 
     @property
     def predicted_share(self) -> float:

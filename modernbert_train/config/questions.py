@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,10 +28,6 @@ class AnswerConfig(LabelledConfig):
 
     title = "answering questions by spans", None
 
-    @property
-    def terms(self) -> Mapping[str, float]:
-        return {"answer": 1.0}
-
     heads = ("answer",)
 
     label_unit = "tokens"
@@ -58,10 +53,6 @@ class ChooseConfig(LabelledConfig):
     pools = True
 
     title = "multiple choice", None
-
-    @property
-    def terms(self) -> Mapping[str, float]:
-        return {"choose": 1.0}
 
     heads = ("choice",)
 

@@ -42,6 +42,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
     # gives the model a masked-LM head too, so that phases may train it by mlm, causal or permutation. Such phases do
     # not train generator and detection; phases of rtd do not train that head
     mlm_head: bool = False
+    token_head_key = "mlm_head"
 
     title = "replaced-token detection", "2003.10555"
 

@@ -189,6 +189,12 @@ class ComputeConfig:
     # docs/faults.md; kernels without a fixed order are refused
     deterministic: bool = knob(False, restart=True)
 
+    def logits_at_once(self, vocab_size: int, *, on_gpu: bool, bytes_per_logit: int) -> int:
+        """Return the number of predicted positions whose logits exist at the same time in training: `logit_chunk`, or
+        enough for efficient products."""
+        budget = 1 << 30 if on_gpu else 1 << 26
+        return self.logit_chunk or max(1, budget // (vocab_size * bytes_per_logit * 128)) * 128
+
 
 # Adam moves a weight by about the learning rate in each step: above this, by more than its initial deviation, 0.02
 MAX_ADAM_LR = 0.02

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from modernbert_train.config.schema import ObjectiveConfig, RunConfig
+from modernbert_train.config.schema import MaskedLmConfig, ObjectiveConfig, RunConfig
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.text import table
 from modernbert_train.data.facts import DataFacts, FolderFacts, further_folders, named_folders, read_facts, read_folder
@@ -39,16 +39,9 @@ def check_data(config: RunConfig) -> DataFacts:
             f"which has {vocabulary.num_entries} entries. Set model.vocab_size="
             f"{-(-vocabulary.num_entries // 64) * 64}."
         )
-    offset = config.model.position_offset
-    if offset not in (0, vocabulary.pad_id + 1):
-        raise ConfigError(
-            f"model.position_offset={offset}: the tokenizer in {config.data.tokenizer} has [PAD] at "
-            f"{vocabulary.pad_id}, and a RoBERTa's positions begin right after it. Set model.position_offset="
-            f"{vocabulary.pad_id + 1}, or 0 for a BERT."
-        )
-    if config.model.mask_id not in (None, vocabulary.mask_id):
-        here = f"model.mask_id={config.model.mask_id}: the tokenizer in {config.data.tokenizer} has [MASK] at "
-        raise ConfigError(f"{here}{vocabulary.mask_id}. Set model.mask_id={vocabulary.mask_id}.")
+    ids = {"pad_id": vocabulary.pad_id, "mask_id": vocabulary.mask_id}
+    if unfit := [*config.model.mistakes_with(config.data.tokenizer, **ids)]:
+        raise ConfigError("\n".join(unfit))
     pairs = [now.objective.name for now in (config, *config.in_phase.values()) if "pair" in now.objective.heads]
     if pairs and config.model.segments > 1 and not vocabulary.segments_of_pairs:
         raise ConfigError(
@@ -213,7 +206,8 @@ def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
 def without_words(config: RunConfig) -> str | None:
     """Return a warning for masking=ngram if the tokenizer does not mark word continuations; else None."""
     objectives = [now.objective for now in (config, *config.in_phase.values())]
-    asked = any(each.masking == "ngram" and not each.reads_words for each in objectives)
+    masked = [each for each in objectives if isinstance(each, MaskedLmConfig)]
+    asked = any(each.masking == "ngram" and not each.reads_words for each in masked)
     if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):
         return None
     return (

@@ -3,7 +3,7 @@
 Logits are the largest tensor of a step by far: 6 GB in bf16, with their gradient, for the masked 30 % of 98,304 tokens.
 `ChunkedLoss` computes one chunk of logits at a time, takes loss and gradient from it, and frees it. Nothing is computed
 twice. The full form is the reference in tests, and is used where logits are needed. Small chunks make the matrix
-products slow, so chunks are large, see `ModelConfig.logit_chunk`; `benchmarks/kernels.py` compares sizes.
+products slow, so chunks are large, see `ComputeConfig.logits_at_once`; `benchmarks/kernels.py` compares sizes.
 
 Shape legend: M predicted positions (padded), C positions of a chunk, D model width, V vocabulary.
 """

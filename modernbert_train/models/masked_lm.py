@@ -102,8 +102,8 @@ class ForMaskedLM(OnEncoder):
 
     def logit_chunk(self, dtype: torch.dtype, *, on_gpu: bool) -> int:
         """Return the number of positions whose logits exist at a time in training."""
-        usual = self.config.logit_chunk(on_gpu=on_gpu, bytes_per_logit=dtype.itemsize)
-        return self.model.compute.logit_chunk or usual
+        compute, size = self.model.compute, self.config.vocab_size
+        return compute.logits_at_once(size, on_gpu=on_gpu, bytes_per_logit=dtype.itemsize)
 
     def _plain(
         self,

@@ -202,7 +202,7 @@ def head_peak_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, pred
     contribution to the decoder's gradient instead, cVD; and the head's output in the products' precision.
     """
     c = 2 if bf16 else 4
-    chunk = min(predicted, compute.logit_chunk or model.logit_chunk(on_gpu=True, bytes_per_logit=c))
+    chunk = min(predicted, compute.logits_at_once(model.vocab_size, on_gpu=True, bytes_per_logit=c))
     logit = c if not bf16 else 2 * c if compute.compile else c + 4
     width = model.hidden_size if bf16 else 0
     return max(logit * chunk, c * (chunk + width)) * model.vocab_size + 2 * width * predicted

@@ -116,7 +116,7 @@ def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, sha
         tokens: tokens of a microbatch.
         shards: ranks that share one copy of the weights.
     """
-    chunk = config.compute.logit_chunk or config.model.logit_chunk(on_gpu=True, bytes_per_logit=2 if bf16 else 4)
+    chunk = config.compute.logits_at_once(config.model.vocab_size, on_gpu=True, bytes_per_logit=2 if bf16 else 4)
     asked = config.in_phase[name].objective.named_teacher is not None
     return teacher_bytes(
         config.objective,

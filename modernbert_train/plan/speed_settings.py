@@ -47,7 +47,7 @@ _ANYWHERE: dict[str, Any] = {
     "compute.attention": "auto",
     "compute.global_attention": None,  # as compute.attention
     "compute.query_block": None,  # 64; with 32 or 128 the quickstart was 1.02 x as fast, within noise (RESULTS, Tune)
-    "compute.logit_chunk": None,  # as ModelConfig.logit_chunk: 1 GiB of logits, 64 MiB on a CPU
+    "compute.logit_chunk": None,  # as ComputeConfig.logits_at_once: 1 GiB of logits, 64 MiB on a CPU
     "compute.threads": None,  # OMP_NUM_THREADS, by which the launcher divides the cores, else torch's default
     "data.num_workers": PLAIN_WORKERS,  # one packs and masks millions of tokens a second; 0 was 0.99 x (RESULTS, Tune)
 }
