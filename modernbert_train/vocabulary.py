@@ -106,16 +106,15 @@ def read_vocabulary(folder: str | Path) -> Vocabulary:
     Raises:
         DataError: tokenizer.json is missing or damaged, or lacks a token for one of `NEEDED`.
     """
-    require_own_files(Path(folder))
-    path = Path(folder) / TOKENIZER
-    roles, ids = role_tokens(folder), token_ids(folder)
+    path, parsed = Path(folder) / TOKENIZER, _parsed(folder)
+    roles, ids = role_tokens(folder), parsed.ids
     if missing := [role for role in NEEDED if role not in roles]:
         raise DataError(
             f"{path}: lacks {', '.join(CONVENTION[role] for role in missing)}, and neither {TOKENIZER_CONFIG} nor "
             f"{SPECIAL_TOKENS_MAP} names a {'_token, a '.join(missing)}_token. Give the tokenizer to `prepare` as "
             "tokenizer.path."
         )
-    parsed, words = read_once(path, _parse), read_once(path, _words)
+    words = read_once(path, _words)
     cls_id, sep_id, pad_id, mask_id = (ids[roles[role]] for role in NEEDED)
     special = [cls_id, sep_id, pad_id, mask_id]
     if np.isin(special, words.ordinary).any():  # tokenizer.json does not mark them as special
@@ -173,9 +172,7 @@ def role_tokens(path: str | Path) -> dict[str, str]:
 def partial_roles(path: str | Path) -> dict[str, str]:
     """Return the token of each role that has one, even in a tokenizer that was not made for encoders; see
     `role_tokens`."""
-    file = _file(path)
-    require_own_files(file.parent)
-    parsed = read_once(file, _parse)
+    file, parsed = _file(path), _parsed(path)
     sidecars = [file.parent / name for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)] if file.name == TOKENIZER else []
     named = [read_once(each, _named_tokens) for each in sidecars if each.is_file()]
     ends = dict(zip(("cls", "sep"), parsed.ends, strict=True))
@@ -191,6 +188,13 @@ def partial_roles(path: str | Path) -> dict[str, str]:
 
 def _file(path: str | Path) -> Path:
     return Path(path) if Path(path).is_file() else Path(path) / TOKENIZER
+
+
+def _parsed(path: str | Path) -> _Tokenizer:
+    """Read the tokenizer.json at a path, or in the folder there, whose files must be its own."""
+    file = _file(path)
+    require_own_files(file.parent)
+    return read_once(file, _parse)
 
 
 def _named_tokens(path: Path) -> dict[str, str]:
@@ -209,9 +213,7 @@ def token_ids(folder: str | Path) -> Mapping[str, int]:
     Raises:
         DataError: there is no tokenizer.json, or it is damaged.
     """
-    file = _file(folder)
-    require_own_files(file.parent)
-    return read_once(file, _parse).ids
+    return _parsed(folder).ids
 
 
 def open_tokenizer(folder: str | Path, *, spell_special: bool = True) -> Tokenizer:
@@ -252,21 +254,18 @@ def _refuse_growth(file: Path, normalizer: Any) -> None:
 
 def tokenizer_sha256(folder: str | Path) -> str:
     """Return the tokenizer's identity, even if it lacks a special token. Raises DataError as `token_ids`."""
-    require_own_files(Path(folder))
-    return read_once(Path(folder) / TOKENIZER, _parse).sha256
+    return _parsed(folder).sha256
 
 
 def special_tokens(folder: str | Path) -> frozenset[str]:
     """Return the tokens that no text produces: special ones and [unused...]. Raises DataError as `token_ids`."""
-    require_own_files(Path(folder))
-    found = read_once(Path(folder) / TOKENIZER, _parse)
+    found = _parsed(folder)
     return frozenset(text for text in found.ids if _is_reserved(text, found.added))
 
 
 def added_tokens(folder: str | Path) -> frozenset[str]:
     """Return tokens added to the tokenizer's model, spelled as in a text. Raises DataError as `token_ids`."""
-    require_own_files(Path(folder))
-    return frozenset(read_once(Path(folder) / TOKENIZER, _parse).added)
+    return frozenset(_parsed(folder).added)
 
 
 def _is_reserved(text: str, added: Mapping[str, Any]) -> bool:

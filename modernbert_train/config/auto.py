@@ -22,13 +22,17 @@ class Open(NamedTuple):
 
 
 OPEN: dict[str, Open] = {
+    # sdpa on a CPU; on a GPU models/attention/ chooses by capability and the installed FlashAttention
     "compute.attention": Open("auto", "auto"),
-    "compute.global_attention": Open(None, None),
+    "compute.global_attention": Open(None, None),  # as compute.attention
+    # 64; with 32 or 128 the quickstart was 1.02 x as fast, within noise (RESULTS, Tune)
     "compute.query_block": Open(None, None),
-    "compute.logit_chunk": Open(None, None),
+    "compute.logit_chunk": Open(None, None),  # as ComputeConfig.logits_at_once: 1 GiB of logits, 64 MiB on a CPU
+    # compiled on a CPU, the quickstart was 1.06 x as fast (RESULTS, Tune); a short run loses more by compiling
     "compute.compile": Open(None, False),
-    "compute.threads": Open(None, None),
+    "compute.threads": Open(None, None),  # OMP_NUM_THREADS, by which the launcher divides the cores, else torch's
     "optim.fused": Open(None, False),
+    # one packs and masks millions of tokens a second; 0 was 0.99 x (RESULTS, Tune)
     "data.num_workers": Open(None, PLAIN_WORKERS),
 }
 MICROBATCH = "microbatch_tokens"  # key of a phase; each phase has one

@@ -148,6 +148,7 @@ class EsmConfig(ModelConfig):
     title = "ESM-2", None
     activation: ClassVar[str] = "gelu"
     projection_dropout: ClassVar[bool] = False
+    position_offset: ClassVar[int] = 0
 
     @property
     def details(self) -> str:

@@ -67,6 +67,11 @@ class ObjectiveConfig:
         return ()
 
     @property
+    def masking(self) -> str | None:
+        """The choice of the predicted tokens; None: no masking."""
+        return None
+
+    @property
     def predict_from(self) -> Literal["itself", "before"]:
         """The position where a masked token is predicted: its own, or the one before it."""
         return "itself"

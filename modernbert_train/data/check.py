@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from modernbert_train.config.schema import MaskedLmConfig, ObjectiveConfig, RunConfig
+from modernbert_train.config.schema import ObjectiveConfig, RunConfig
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.text import table
 from modernbert_train.data.facts import DataFacts, FolderFacts, further_folders, named_folders, read_facts, read_folder
@@ -206,8 +206,7 @@ def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
 def without_words(config: RunConfig) -> str | None:
     """Return a warning for masking=ngram if the tokenizer does not mark word continuations; else None."""
     objectives = [now.objective for now in (config, *config.in_phase.values())]
-    masked = [each for each in objectives if isinstance(each, MaskedLmConfig)]
-    asked = any(each.masking == "ngram" and not each.reads_words for each in masked)
+    asked = any(each.masking == "ngram" and not each.reads_words for each in objectives)
     if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):
         return None
     return (

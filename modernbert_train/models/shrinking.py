@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -59,8 +59,8 @@ def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
     wrong += [f"{_both(name, old, new)}: set no more" for name in SHRINKING if getattr(new, name) > getattr(old, name)]
     if not wrong and all(getattr(new, name) == getattr(old, name) for name in SHRINKING):
         wrong.append(f"{_both('num_layers', old, new)}, and the same width: set fewer")
-    if isinstance(old, BertConfig) and drops_types(old, new) and old.position_offset:
-        wrong.append(f"model.name=distilbert counts positions from 0, the larger model from {old.position_offset}")
+    if drops_types(old, new) and (offset := cast(BertConfig, old).position_offset):
+        wrong.append(f"model.name=distilbert counts positions from 0, the larger model from {offset}")
     if old.unit_passes != (1,) * old.num_layers:
         wrong.append("its layers share weights, so fewer layers do not make a smaller model")
     if not wrong:

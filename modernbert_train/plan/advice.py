@@ -8,7 +8,7 @@ from modernbert_train.plan import memory_fit
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import Plan, PlannedPhase
 from modernbert_train.plan.memory import Memory, Strategy, sharing_ranks
-from modernbert_train.plan.speed import StepTime, step_time
+from modernbert_train.plan.speed import StepTime
 
 STRATEGIES: tuple[Strategy, ...] = ("ddp", "fsdp2", "hsdp")
 SHARDING_GAIN = 1.02  # weights that fit unsharded are sharded only for a larger gain
@@ -56,32 +56,12 @@ def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Sett
         )
         if fitting:
             rows = max(rows for rows in range(1, fitting + 1) if own_rows % rows == 0)
-            found.append(_setting(plan, phase, gpu, strategy, ranks, rows, fitting))
+            memory = None
+            if plan.knows_memory:
+                memory = memory_fit.phase_memory(plan.config, phase.name, GPUS[gpu], strategy, ranks, rows)
+            step = plan.step(gpu, phase, phase.config.batch_rows, strategy=strategy, ranks=ranks, microbatch_rows=rows)
+            parts = -(-phase.config.batch_rows // ranks // rows)
+            found.append(Setting(strategy, rows, fitting, parts, memory, step))
     return sorted(
         found, key=lambda setting: setting.step.seconds * (1.0 if setting.strategy == "ddp" else SHARDING_GAIN)
-    )
-
-
-def _setting(
-    plan: Plan, phase: PlannedPhase, gpu: str, strategy: Strategy, ranks: int, rows: int, fitting: int
-) -> Setting:
-    step = step_time(
-        gpu,
-        plan.work(phase),
-        strategy=strategy,
-        ranks=ranks,
-        rows=phase.config.batch_rows,
-        microbatch_rows=rows,
-        shard_ranks=plan.config.distributed.shard_ranks,
-    )
-    memory = None
-    if plan.knows_memory:
-        memory = memory_fit.phase_memory(plan.config, phase.name, GPUS[gpu], strategy, ranks, rows)
-    return Setting(
-        strategy=strategy,
-        microbatch_rows=rows,
-        fitting_rows=fitting,
-        microbatches=-(-phase.config.batch_rows // ranks // rows),
-        memory=memory,
-        step=step,
     )

@@ -191,7 +191,7 @@ def _bert(model: BertShape | EsmConfig) -> Counted:
     ESM-2 lacks these tables, and its norm is the last one.
     """
     width, hidden, layers = model.hidden_size, model.intermediate_size, model.num_layers
-    rows = model.max_positions + model.position_offset if isinstance(model, BertShape) else 0
+    rows = (model.max_positions or 0) + model.position_offset
     return (
         table_of(model),
         *([Matrix(rows, width, "embedding")] if rows else []),
@@ -362,14 +362,18 @@ def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
-    """See `TokenClass` of models/replaced.py; its transform is the encoder's, and DeBERTa's has a norm."""
-    width, vectors = model.hidden_size, 3 if isinstance(model, DebertaConfig) else 1
+    """See `TokenClass` of models/replaced.py; its transform is the encoder's."""
+    width = model.hidden_size
     return (
         Matrix(width, width, "head", uses=1, head="replaced"),
         Matrix(1, width, "head", uses=1, head="replaced"),
-        Matrix(width, 1, "head", vectors, head="replaced"),
+        Matrix(width, 1, "head", _TRANSFORM_VECTORS.get(type(model), 1), head="replaced"),
         Matrix(1, 1, "head", head="replaced"),
     )
+
+
+# of the encoder's transform: DeBERTa's has a bias, and a norm's weight and bias; the others' a bias or a norm's weight
+_TRANSFORM_VECTORS: dict[type[ModelConfig], int] = {DebertaConfig: 3}
 
 
 def _classifier(model: ModelConfig, objective: LabelledConfig) -> tuple[Matrix, ...]:

@@ -28,7 +28,7 @@ from modernbert_train.plan.documents import Documents, RowText, read_documents, 
 from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.gpus import GPUS
-from modernbert_train.plan.memory import Memory, usable_bytes
+from modernbert_train.plan.memory import Memory, Strategy, usable_bytes
 from modernbert_train.plan.memory_fit import configured_memory, predicts
 from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.speed import StepTime, Work, step_time
@@ -165,21 +165,31 @@ class Plan:
             phase.fill,
         )
 
-    def step(self, gpu: str, phase: PlannedPhase, rows: int) -> StepTime:
-        """Return the time of a step as configured.
+    def step(
+        self,
+        gpu: str,
+        phase: PlannedPhase,
+        rows: int,
+        *,
+        strategy: Strategy | None = None,
+        ranks: int | None = None,
+        microbatch_rows: int | None = None,
+    ) -> StepTime:
+        """Return the time of a step.
 
         Args:
             gpu: key of GPUS.
             phase: phase of the step.
             rows: rows of the global batch.
+            strategy, ranks, microbatch_rows: see `step_time`; None: as configured.
         """
         return step_time(
             gpu,
             self.work(phase),
-            strategy=self.config.distributed.strategy,
-            ranks=self.ranks,
+            strategy=strategy or self.config.distributed.strategy,
+            ranks=ranks or self.ranks,
             rows=rows,
-            microbatch_rows=phase.config.microbatch_rows,
+            microbatch_rows=microbatch_rows or phase.config.microbatch_rows,
             shard_ranks=self.config.distributed.shard_ranks,
         )
 

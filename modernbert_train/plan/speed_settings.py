@@ -1,14 +1,15 @@
-"""Speed settings: the value of each open key of a run by device, and `close_settings`, which decides.
+"""Speed settings: the values of the open keys of a run, and `close_settings`, which decides.
 
-A key that the user sets is not open and never changes. SETTINGS is a table by device; `close_settings` has the order of
-all sources. No torch is imported at the top: a login node plans and refuses runs without it.
+A key that the user sets is not open and never changes. An open one gets its plain value of config/auto.py, on GPUs that
+of FAST; `close_settings` has the order of all sources. No torch is imported at the top: a login node plans and refuses
+runs without it.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, newest_step
 from modernbert_train.config.auto import (
-    OPEN,
     assigned,
     filled,
     kept,
@@ -28,7 +28,7 @@ from modernbert_train.config.auto import (
 )
 from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_on_gpu
-from modernbert_train.config.schema import PLAIN_WORKERS, RunConfig
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.memory import HasMemory, usable_bytes
 from modernbert_train.plan.memory_fit import configured_memory, microbatches, predicts
@@ -42,24 +42,9 @@ OLDEST = (8, 0)  # minimum capability of GPU: the first with bf16
 # slowdown of a run that is neither compiled nor fused: ModernBERT-base on 8 H100 by `plan` (a test)
 SLOWER = 1.8
 _OF_DRIVER = 0.97  # torch counts 0.985 to 0.994 of the memory that nvidia-smi shows, without the driver's
-_ANYWHERE: dict[str, Any] = {
-    # sdpa on a CPU; on a GPU models/attention/ chooses by capability and the installed FlashAttention
-    "compute.attention": "auto",
-    "compute.global_attention": None,  # as compute.attention
-    "compute.query_block": None,  # 64; with 32 or 128 the quickstart was 1.02 x as fast, within noise (RESULTS, Tune)
-    "compute.logit_chunk": None,  # as ComputeConfig.logits_at_once: 1 GiB of logits, 64 MiB on a CPU
-    "compute.threads": None,  # OMP_NUM_THREADS, by which the launcher divides the cores, else torch's default
-    "data.num_workers": PLAIN_WORKERS,  # one packs and masks millions of tokens a second; 0 was 0.99 x (RESULTS, Tune)
-}
-# The value that each open key takes, by device. Microbatches come from memory: see plan/memory_fit.py.
-SETTINGS: dict[str, dict[str, Any]] = {
-    # compiled, the quickstart was 1.06 x as fast (RESULTS, Tune); a short run loses more by compiling
-    CPU: _ANYWHERE | {"compute.compile": False, "optim.fused": False},
-    OLD_GPU: _ANYWHERE | {"compute.compile": False, "optim.fused": False},
-    # compiled, base made 374,000 tokens/s on an H200, eager 223,000 (RESULTS, on a GPU); a fused update moves 40 bytes
-    # a weight, not 140 (RESULTS, by count)
-    GPU: _ANYWHERE | {"compute.compile": True, "optim.fused": True},
-}
+# On GPU; elsewhere open keys have the plain values of config/auto.py. Compiled, base made 374,000 tokens/s on an H200,
+# eager 223,000 (RESULTS, on a GPU); a fused update moves 40 bytes a weight, not 140 (RESULTS, by count).
+FAST: dict[str, Any] = {"compute.compile": True, "optim.fused": True}
 
 
 @dataclass(frozen=True)
@@ -145,8 +130,9 @@ def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int
     """Fill each open key from the first of these sources that has a value:
 
     1. the run as it was trained last, except what this device cannot do: a resumed run repeats itself to the bit;
-    2. the device's row of SETTINGS;
-    3. for a microbatch, memory: the largest that fits a GPU, and one row on a CPU.
+    2. FAST, on a GPU that can;
+    3. for a microbatch on a GPU, memory: the largest that fits;
+    4. the plain value of config/auto.py; for a microbatch, one row.
 
     A microbatch that once ran out of memory is then lowered to the half that was noted, see oom_backoff.py.
 
@@ -162,29 +148,30 @@ def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int
     before = {} if last is None else kept(config, last)
     before = {key: value for key, value in before.items() if _can(device, key, value)}
     closed = on_device(config, device, gpus, ranks, before)
+    chosen = {key: value_of(closed, key) for key in left}
     noted = {} if fresh else read_backoff(Path(config.folder))
-    halved = {key: tokens for key, tokens in noted.items() if key in left and tokens < value_of(closed, key)}
-    closed = with_settings(closed, halved)
-    lines = [*_lines(left, closed, gpus, halved, resumed=last is not None)]
-    return Closed(closed, lines if gpus is None else [*lines, *_gpu_lines(left, closed, gpus, ranks)])
+    halved = {key: tokens for key, tokens in noted.items() if key in chosen and tokens < chosen[key]}
+    closed, chosen = with_settings(closed, halved), chosen | halved
+    lines = [*_lines(chosen, closed, gpus, halved, resumed=last is not None)]
+    return Closed(closed, lines if gpus is None else [*lines, *_gpu_lines(chosen, closed, gpus, ranks)])
 
 
 def on_device(
-    config: RunConfig, device: str, gpu: HasMemory | None, ranks: int, found: Mapping[str, Any] | None = None
+    config: RunConfig, device: str, gpu: HasMemory | None, ranks: int, found: dict[str, Any] | None = None
 ) -> RunConfig:
-    """Fill open keys by steps 2 and 3 of `close_settings`.
+    """Fill open keys by steps 2 to 4 of `close_settings`.
 
     Args:
         config: the run.
-        device: row of SETTINGS.
+        device: CPU, OLD_GPU or GPU.
         gpu: its memory counts; None on a CPU.
         ranks: ranks of the run.
-        found: values of dotted keys that take precedence.
+        found: values of open keys that take precedence.
     """
-    found = found or {}
-    settings = {key: found.get(key, SETTINGS[device][key]) for key in open_settings(config) if key in OPEN}
-    closed = with_settings(config, settings)
-    return filled(closed, found if gpu is None else {**microbatches(closed, gpu, ranks), **found})
+    left = open_settings(config)
+    fast = {key: value for key, value in FAST.items() if device == GPU and key in left}
+    closed = with_settings(config, fast | (found or {}))
+    return filled(closed, {} if gpu is None else microbatches(closed, gpu, ranks))
 
 
 def on_gpu(config: RunConfig, gpu: HasMemory, ranks: int) -> RunConfig:
@@ -205,21 +192,21 @@ def _can(device: str, key: str, value: Any) -> bool:
     """Return True if a device supports a setting that a run was trained with on another."""
     if key == "compute.threads":
         return "OMP_NUM_THREADS" not in os.environ  # otherwise set by the user or by a launcher of several ranks
-    unable = {CPU: ("optim.fused",), OLD_GPU: ("compute.compile", "optim.fused"), GPU: ()}[device]
+    unable = {CPU: ("optim.fused",), OLD_GPU: (*FAST,), GPU: ()}[device]
     return not value or key not in unable
 
 
 def _lines(
-    left: Collection[str], closed: RunConfig, gpus: RunGpus | None, halved: Mapping[str, int], *, resumed: bool
+    chosen: Mapping[str, Any], closed: RunConfig, gpus: RunGpus | None, halved: Mapping[str, int], *, resumed: bool
 ) -> Iterator[str]:
     """List the settings that were chosen, with the reason."""
-    chosen = [assigned(key, value_of(closed, key)) for key in left if value_of(closed, key) not in (None, "auto")]
+    shown = [assigned(key, value) for key, value in chosen.items() if value not in (None, "auto")]
     usual = f"as usual on {'a CPU' if gpus is None else gpus.label}"
-    if chosen:
-        yield f"{', '.join(chosen)}: {'as this run was trained so far' if resumed else usual}"
+    if shown:
+        yield f"{', '.join(shown)}: {'as this run was trained so far' if resumed else usual}"
     for key, tokens in halved.items():
         yield f"{assigned(key, tokens)} after running out of memory"
-    if left and not resumed and (file := _tuned_settings(closed)) is not None:
+    if chosen and not resumed and (file := _tuned_settings(closed)) is not None:
         yield (
             f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as a key of the phase, "
             "or remove the file"
@@ -234,15 +221,15 @@ def _tuned_settings(config: RunConfig) -> Path | None:
     return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
-def _gpu_lines(left: Collection[str], closed: RunConfig, gpus: RunGpus, ranks: int) -> Iterator[str]:
+def _gpu_lines(chosen: Mapping[str, Any], closed: RunConfig, gpus: RunGpus, ranks: int) -> Iterator[str]:
     """Name the fast settings that are off, with the reason, and the memory of the microbatches."""
-    off = [key for key, value in SETTINGS[GPU].items() if value is True and key in left and not value_of(closed, key)]
+    off = [key for key in FAST if not chosen.get(key, True)]
     if gpus.lacks and off:
         yield (
             f"{' and '.join(off)} {'are' if len(off) > 1 else 'is'} off: {'; '.join(gpus.lacks)}. Without both a run "
             f"takes about {SLOWER} times as long"
         )
-    names = [name for name in closed.phases if microbatch_key(name) in left]
+    names = [name for name in closed.phases if microbatch_key(name) in chosen]
     if names and predicts(closed):
         peak, name = max((configured_memory(closed, name, gpus, ranks).peak, name) for name in names)
         yield (

@@ -18,7 +18,7 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE
 from modernbert_train.config import packages
-from modernbert_train.config.auto import OPEN, filled, recorded, value_of
+from modernbert_train.config.auto import filled, recorded, value_of
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.distributed import bf16, group
@@ -28,8 +28,6 @@ from modernbert_train.plan import speed_settings
 from modernbert_train.plan.memory_fit import configured_memory
 from modernbert_train.plan.oom_backoff import HALVED, halve, is_full, read_backoff
 from modernbert_train.plan.speed_settings import (
-    CPU,
-    SETTINGS,
     RunGpus,
     close_settings,
     gpu_of_this_rank,
@@ -96,12 +94,6 @@ def test_a_run_that_begins_takes_what_its_gpus_are_fast_with(config: RunConfig) 
     taken = close_settings(config, gpus=H100, ranks=2).config
     assert [phase.microbatch_tokens for phase in taken.phases.values()] == [32 * 64, 64 * 128], "all rows of a rank"
     assert close_settings(config).config == filled(config, {}), "the usual settings of a CPU"
-
-
-def test_the_table_has_every_open_key_on_every_device() -> None:
-    """A missing key would end every start; and a checkpoint written before the table existed holds plain values."""
-    assert all(row.keys() == OPEN.keys() for row in SETTINGS.values())
-    assert SETTINGS[CPU] == {key: setting.plain for key, setting in OPEN.items()}
 
 
 def test_the_banner_says_what_was_chosen_and_why(config: RunConfig) -> None:
