@@ -45,9 +45,6 @@ class AlbertConfig(ModelConfig):
     norm_eps: float = knob(1e-12, above=0)
     # after the embeddings and the attention's projection, in training only; version 1 but xxlarge: 0.1
     dropout: float = knob(0.0, low=0, below=1, phased=True)
-    # truncated normal, the same for all matrices (google-research/albert, modeling.py)
-    init_std: float = knob(0.02, above=0, training=True)
-    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
     title = "ALBERT", "1909.11942"
 

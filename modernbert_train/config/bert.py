@@ -32,9 +32,6 @@ class BertShape(ModelConfig):
     norm_eps: float = knob(1e-12, above=0)  # RoBERTa: 1e-5
     # after the embeddings, the attention's projection (not in DistilBERT) and the feed-forward, in training only
     dropout: float = knob(0.1, low=0, below=1, phased=True)
-    # truncated normal, the same for all matrices (google-research/bert, modeling.py)
-    init_std: float = knob(0.02, above=0, training=True)
-    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
     projection_dropout: ClassVar[bool] = True
     """True if dropout follows the attention's projection."""
@@ -141,8 +138,6 @@ class EsmConfig(ModelConfig):
     # id of [MASK] for token_dropout; 4 in the tokenizers made here, 32 in ESM-2's
     mask_id: int = knob(4, low=0, high=MAX_WIDTH)
     norm_eps: float = knob(1e-5, above=0)
-    # truncated normal, the same for all matrices
-    init_std: float = knob(0.02, above=0, training=True)
     init_cutoff: float = knob(3.0, above=0, training=True)  # truncation, in standard deviations
 
     title = "ESM-2", None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 
 from modernbert_train.config.callbacks import GPU_ONLY
-from modernbert_train.config.knob import facts_of, knobs, refuse_too_many
+from modernbert_train.config.knob import bound_mistakes, facts_of, refuse_too_many
 from modernbert_train.config.launch import launch_mistakes
 from modernbert_train.config.model import CUDNN_HEADS, TILE_HEADS, Bias
 from modernbert_train.config.objective import Order
@@ -67,8 +67,7 @@ def run_name(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 def bounds(config: RunConfig, num_ranks: int) -> Iterator[str]:
     """Check every number against the bounds at its field; see knob.py."""
-    for key, value, knob in knobs(config):
-        yield from knob.mistakes(key, value)
+    yield from bound_mistakes(config)
     for name, phase in config.phases.items():
         for section in phase.overridden:
             now = getattr(config.in_phase[name], section)  # may be another variant than the run's
@@ -126,7 +125,7 @@ def kinds(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 def _outside(section: str, config: ModelConfig | ObjectiveConfig) -> bool:
     """Return True if one of its numbers is out of bounds, which `bounds` reports."""
-    return any(message for key, value, knob in knobs(config, (section,)) for message in knob.mistakes(key, value))
+    return any(bound_mistakes(config, (section,)))
 
 
 def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:

@@ -45,7 +45,6 @@ class DebertaConfig(ModelConfig):
     norm_eps: float = knob(1e-7, above=0)
     # of embeddings, of distances in each layer, after the attention's projection and the feed-forward, in training
     dropout: float = knob(0.1, low=0, below=1, phased=True)
-    init_std: float = knob(0.02, above=0, training=True)  # of all matrices
     # truncation, in standard deviations; the published code has none, which changes one number in 1.7 million
     init_cutoff: float = knob(5.0, above=0, training=True)
     key_products = 4  # also content with distance, and distance with content

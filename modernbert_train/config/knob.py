@@ -113,6 +113,12 @@ def knobs(config: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any, K
             yield ".".join(here), value, facts_of(field)
 
 
+def bound_mistakes(config: Any, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield a message for every number of a configuration, or of a section at this path, that is out of bounds."""
+    for key, value, facts in knobs(config, path):
+        yield from facts.mistakes(key, value)
+
+
 def refuse_too_many(config: Any, path: tuple[str, ...] = ()) -> None:
     """Refuse counts so large that other rules, or loading the configuration, would never finish.
 

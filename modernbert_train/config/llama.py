@@ -33,9 +33,6 @@ class LlamaConfig(RotaryConfig):
     qkv_bias: bool = False  # biases of the projections to queries, keys and values
     tied: bool = True  # the decoder is the embedding; EuroBERT: false
     norm_eps: float = knob(1e-5, above=0)
-    # truncated normal, the same for all matrices
-    init_std: float = knob(0.02, above=0, training=True)
-    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
     decoder_bias = False
 
     @property

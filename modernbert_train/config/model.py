@@ -37,8 +37,8 @@ class ModelConfig:
     num_heads: int = knob(above=0, high=MAX_WIDTH)
     intermediate_size: int = knob(above=0, high=MAX_WIDTH)
     norm_eps: float = knob(above=0)
-    init_std: float = knob(above=0, training=True)
-    init_cutoff: float = knob(above=0, training=True)
+    init_std: float = knob(0.02, above=0, training=True)  # of all matrices, truncated normal
+    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
     def architecture(self) -> dict[str, object]:
         """Return the keys that weights depend on with their effective values, including open keys."""
@@ -284,7 +284,6 @@ class ModernBertConfig(RotaryConfig):
     attention_out_dropout: float = knob(0.1, low=0, below=1, training=True)
     # "full_megatron": truncated normal, output projections divided by sqrt(2 num_layers)
     init_std: float = knob(0.02, above=0, training=True)
-    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
 
     title = "ModernBERT", "2412.13663"
 

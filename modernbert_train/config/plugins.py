@@ -25,18 +25,12 @@ from typing import Any, TypeVar
 from modernbert_train.config.schema import VARIANTS, EvaluatorConfig, ModelConfig, ObjectiveConfig, OptimConfig
 from modernbert_train.errors import ConfigError, PluginError
 
-_BASES: dict[str, type] = {
-    "model": ModelConfig,
-    "objective": ObjectiveConfig,
-    "optim": OptimConfig,
-    "evals": EvaluatorConfig,
-}
-# section -> keywords of `add` for its code, each the name of a table
-_PLACES = {
-    "model": {"encoder", "count"},
-    "objective": {"objective"},
-    "optim": {"optimizer"},
-    "evals": {"evaluator"},
+# section -> the base of its dataclasses, and the keywords of `add` for its code, each the name of a table
+_KINDS: dict[str, tuple[type, set[str]]] = {
+    "model": (ModelConfig, {"encoder", "count"}),
+    "objective": (ObjectiveConfig, {"objective"}),
+    "optim": (OptimConfig, {"optimizer"}),
+    "evals": (EvaluatorConfig, {"evaluator"}),
 }
 _added: dict[tuple[str, type], str] = {}  # table and dataclass -> "package.module:name"
 
@@ -96,18 +90,18 @@ def add(config: type[Any], **places: str) -> None:
         ConfigError: the name is taken, or something is missing.
     """
     where = _path(config)
-    section = next((name for name, base in _BASES.items() if issubclass(config, base)), None)
+    section = next((name for name, (base, _) in _KINDS.items() if issubclass(config, base)), None)
     if section is None:
-        raise ConfigError(
-            f"{where}: not a known kind. Derive it from {', '.join(b.__name__ for b in _BASES.values())}."
-        )
+        bases = ", ".join(base.__name__ for base, _ in _KINDS.values())
+        raise ConfigError(f"{where}: not a known kind. Derive it from {bases}.")
     name = config.__dataclass_fields__["name"].default
     if not isinstance(name, str) or name == "???" or "__dataclass_params__" not in vars(config):
         raise ConfigError(
             f'{where}: lacks a name. Begin it with @dataclass(frozen=True, kw_only=True) and name: str = "...".'
         )
-    if places.keys() != _PLACES[section] or not all(re.fullmatch(r"[\w.]+:\w+", place) for place in places.values()):
-        needed = ", ".join(f'{each}="package.module:name"' for each in sorted(_PLACES[section]))
+    _, keywords = _KINDS[section]
+    if places.keys() != keywords or not all(re.fullmatch(r"[\w.]+:\w+", place) for place in places.values()):
+        needed = ", ".join(f'{each}="package.module:name"' for each in sorted(keywords))
         raise ConfigError(f"{where}: add() is called with {places}. Call it with {needed}.")
     if (there := VARIANTS[section].get(name)) is not None and _path(there) != where:
         raise ConfigError(f"{where}: {section}.name={name} exists already, {_path(there)}. Choose another name.")

@@ -31,9 +31,8 @@ class XLNetConfig(ModelConfig):
     # of embeddings, of the table of distances, after the attention's projection, within and after the feed-forward, and
     # after the last layer; in training only
     dropout: float = knob(0.1, low=0, below=1, phased=True)
-    # truncated normal, the same for all matrices and for the biases added to queries
+    # of all matrices and of the biases added to queries, truncated normal
     init_std: float = knob(0.02, above=0, training=True)
-    init_cutoff: float = knob(2.0, above=0, training=True)  # truncation, in standard deviations
     single_class = True
     segments = 2  # token types: a token knows whether another has the same one
     key_products = 3  # also a score for the distance

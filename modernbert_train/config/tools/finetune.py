@@ -10,7 +10,7 @@ from omegaconf import MISSING
 
 from modernbert_train.config.classify import LoraConfig
 from modernbert_train.config.kinds import KINDS, SPANS, KindName
-from modernbert_train.config.knob import knob, knobs
+from modernbert_train.config.knob import bound_mistakes, knob
 
 _SHRINKS = "since it is the share by which weights shrink in a step; usual are 1e-6 to 1e-5"
 
@@ -123,8 +123,7 @@ TASK_KEYS = tuple(each.name for each in fields(TaskConfig))
 
 def common_problems(task: TaskConfig) -> Iterator[str]:
     """Yield mistakes in keys that all kinds share, found without files; see also `Kind.problems`."""
-    for key, value, facts in knobs(task):
-        yield from facts.mistakes(key, value)
+    yield from bound_mistakes(task)
     yield from split_name_problems(task.validation)
     for name in task.predict:
         if name in task.validation or not _plain(name):

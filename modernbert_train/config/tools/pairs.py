@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from modernbert_train.config.knob import knob, knobs
+from modernbert_train.config.knob import bound_mistakes, knob
 from modernbert_train.config.tools.prepare import (
     DatasetConfig,
     RowSourceConfig,
@@ -117,5 +117,4 @@ def pairs_problems(config: PairsConfig) -> Iterator[str]:
     if texts.max_negatives is not None and texts.max_negatives < bool(texts.negatives):
         yield f"pairs.max_negatives={texts.max_negatives}: leave out pairs.negatives, or give at least 1."
     yield from executor_problems(config.executor)
-    for key, value, facts in knobs(config):
-        yield from facts.mistakes(key, value)
+    yield from bound_mistakes(config)

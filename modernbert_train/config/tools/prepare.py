@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from modernbert_train.config.knob import knob, knobs
+from modernbert_train.config.knob import bound_mistakes, knob
 from modernbert_train.config.read import read_override, read_yaml
 
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
@@ -452,8 +452,7 @@ def _tokenizer_problems(settings: TokenizerConfig) -> Iterator[str]:
 
 
 def _number_problems(config: PrepareConfig) -> Iterator[str]:
-    for key, value, facts in knobs(config):
-        yield from facts.mistakes(key, value)
+    yield from bound_mistakes(config)
     if not 1 <= config.min_characters <= config.max_characters:
         yield (
             f"min_characters={config.min_characters}: must be at least 1 and at most max_characters="

@@ -9,7 +9,7 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from modernbert_train.config.knob import knob, knobs
+from modernbert_train.config.knob import bound_mistakes, knob
 
 MTEB = "mteb:"  # prefix of a task of mteb
 RANKING = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")  # metrics of a ranking
@@ -155,8 +155,7 @@ def mine_problems(config: MineConfig) -> Iterator[str]:
 
 
 def _encode_problems(config: EncodeConfig) -> Iterator[str]:
-    for key, value, facts in knobs(config):
-        yield from facts.mistakes(key, value)
+    yield from bound_mistakes(config)
     if config.max_tokens and config.query_max_tokens and config.query_max_tokens > config.max_tokens:
         yield (
             f"query_max_tokens={config.query_max_tokens} is above max_tokens={config.max_tokens}, the limit of all "

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from modernbert_train.config.knob import knob, knobs
+from modernbert_train.config.knob import bound_mistakes, knob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,7 @@ def sweep_problems(config: SweepConfig) -> list[str]:
 def _number_problems(config: SweepConfig) -> Iterator[str]:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", config.name) or config.name in (".", ".."):
         yield f"name={config.name!r}: a sweep's name becomes its folder. Use letters, digits, '.', '_' and '-'."
-    for key, value, facts in knobs(config):
-        yield from facts.mistakes(key, value)
+    yield from bound_mistakes(config)
     if config.storage is not None and "://" not in config.storage:
         yield (
             f"storage={config.storage}: not a database URL. Write for example postgresql://user@host/database or "
