@@ -4,7 +4,7 @@
 
 The facts of a key are stored only at the key. Code that needs one loops over the fields: check.py for bounds, load.py
 for the keys that a phase may override, checkpoints/run_folder.py for keys that may change at a restart,
-distributed/agreement.py for keys that may differ between machines, tools/reference.py for the page of every key.
+distributed/agreement.py for keys that may differ between machines, tests/docs/config_page.py for the page of every key.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Configurations that are not runs: specs of data and sweeps, translated configurations, the reference of all keys."""
+"""Configurations that are not runs: specs of data and sweeps, and translated configurations."""

@@ -1,6 +1,6 @@
 """Write every key of runs, data preparation and sweeps as Markdown, from the dataclasses, their comments and facts.
 
-    python -m modernbert_train.config.tools.reference > docs/config.md
+    python -m tests.docs.config_page > docs/config.md
 
 A field's comment is its documentation, so there is one place to keep right. A test compares the page. Each key
 has its own heading, its full dotted name, so that a search finds it, a link leads to it, and no column cuts it; names
@@ -34,7 +34,7 @@ from modernbert_train.config.tools.sweep import SweepConfig
 _HEAD = """\
 # Every key
 
-Written from the code by `python -m modernbert_train.config.tools.reference > docs/config.md`; do not edit.
+Written from the code by `python -m tests.docs.config_page > docs/config.md`; do not edit.
 
 A run is a YAML file with these keys; `a.b=c` on the command line changes one. A file may begin with
 `include: [other.yaml]`, relative to itself, to read other files first. Unknown keys are refused. `<name>` is a
