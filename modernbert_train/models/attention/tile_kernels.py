@@ -273,8 +273,8 @@ def _meet(
     first, end = _seen_by(first_T, end_T, start, num_tokens, BEFORE, AFTER, TILE)
     key = tl.arange(0, TILE)
     seen = (key[None, :] >= (first - other)[:, None]) & (key[None, :] < (end - other)[:, None])
-    # probabilities at once, by the saved log-sum-exp, so pairs of tiles may come in any order; the power of a hidden pair
-    # may be infinite, and is replaced rather than multiplied by 0
+    # probabilities at once, by the saved log-sum-exp, so pairs of tiles may come in any order; the power of a hidden
+    # pair may be infinite, and is replaced rather than multiplied by 0
     weights = tl.where(seen, tl.exp2(tl.dot(q, tl.trans(k)) * scale - lse[:, None]), 0.0)
     if OF_KEYS:
         dv = tl.dot(tl.trans(weights.to(q.dtype)), grad, dv)
