@@ -21,6 +21,7 @@ from modernbert_train.core.read_json import read_json
 if TYPE_CHECKING:
     from modernbert_train.checkpoints.checkpoint import Checkpoint
 
+_PATHS = ("train", "validation", "tokenizer", "path", "shards", "test")  # keys of paths, in `data` and `evals`
 MODEL = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
 
 
@@ -68,29 +69,55 @@ def _present_place(folder: Path) -> list[str]:
         return []
     tree = read_yaml(place / CONFIG_YAML, {}, [])  # mistakes in it are reported when all of it is loaded
     written = Path(str(tree.get("runs_folder", RunConfig.runs_folder))) / str(tree.get("name"))
-    words = [*_present_data(place, tree.get("data"))]
-    if not (written.is_dir() and written.samefile(place)):
+    words = [*_present_paths(place, written, tree)]
+    if not _is_same(written, place):
         words += [f"runs_folder={json.dumps(str(place.parent))}", f"name={json.dumps(place.name)}"]
     return words
 
 
-def _present_data(run: Path, data: Any) -> Iterator[str]:
-    """Yield overrides for paths in a run's data section that do not exist from here: the run's own copy of its
-    tokenizer, and shards below the folder in which the run was started."""
-    if not isinstance(data, dict):
-        return
-    tokenizer = data.get("tokenizer")
-    if isinstance(tokenizer, str) and not Path(tokenizer).exists() and (run / TOKENIZER_COPY).is_dir():
-        yield f"data.tokenizer={json.dumps(str(run / TOKENIZER_COPY))}"
-    home = None
+def _is_same(written: Path, place: Path) -> bool:
+    return written.is_dir() and written.samefile(place)
+
+
+def _present_paths(run: Path, written: Path, tree: Any) -> Iterator[str]:
+    """Yield overrides for the paths of a run's data that mean another place when they are read from here.
+
+    Paths below the run's folder moved with it. Other relative paths begin at the folder in which the run was started,
+    unless the whole project was copied with the run. The tokenizer is also in the run.
+
+    Args:
+        run: the folder.
+        written: the folder as its config.yaml states it.
+        tree: content of its config.yaml.
+    """
+    home = Path()
     with suppress(OSError, ValueError, KeyError, TypeError):  # written by an earlier version, or damaged
         home = Path(read_json(run / RESOLVED)["home"])
-    streams = data.get("streams") if isinstance(data.get("streams"), dict) else {}
-    named = {"data.train": data.get("train"), "data.validation": data.get("validation")}
-    named |= {f"data.streams.{key}.path": each.get("path") for key, each in streams.items() if isinstance(each, dict)}
-    for key, path in named.items():
-        if home is not None and isinstance(path, str) and not Path(path).exists() and (home / path).is_dir():
-            yield f"{key}={json.dumps(str(home / path))}"
+    begins_here = _is_same(written, run) and (not written.is_absolute() or home.absolute() == Path.cwd())
+    for key, path in _paths(tree):
+        inside = [run / TOKENIZER_COPY] if key == "data.tokenizer" else []
+        inside += [run / path.relative_to(written)] if path.is_relative_to(written) else []
+        places = [path, *inside, home / path] if begins_here else [*inside, home / path, path]
+        found = next((each for each in places if each.exists()), path)
+        if found != path:
+            yield f"{key}={json.dumps(str(found))}"
+
+
+def _paths(tree: Any) -> Iterator[tuple[str, Path]]:
+    """Yield the keys of a run that name its data, with their paths."""
+    data = _section(tree, "data")
+    sections: dict[str, Any] = {"data": data}
+    sections |= {f"data.streams.{name}": each for name, each in _section(data, "streams").items()}
+    sections |= {f"evals.{name}": each for name, each in _section(tree, "evals").items()}
+    for section, keys in sections.items():
+        for key in _PATHS:
+            if isinstance(keys, dict) and isinstance(keys.get(key), str):
+                yield f"{section}.{key}", Path(keys[key])
+
+
+def _section(tree: Any, key: str) -> dict[str, Any]:
+    found = tree.get(key) if isinstance(tree, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def named_model(words: list[str]) -> str | None:

@@ -95,7 +95,7 @@ def _init_from(options: argparse.Namespace) -> None:
     if options.name is None:
         raise ConfigError("init from: add the file to convert, a YAML of AnswerDotAI/ModernBERT or a config.json.")
     file = Path(options.name)
-    if file.suffix == ".json":
+    if file.suffix == ".json" or file.is_dir():
         from modernbert_train.weights.import_model import import_model
 
         text, notes = import_model(file)

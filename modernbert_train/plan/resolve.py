@@ -262,7 +262,8 @@ def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:
 def _of_itself(config: RunConfig, num_ranks: int, purpose: Purpose, facts: list[DataFacts]) -> Iterator[Look]:
     looks = LOOKS[purpose]
     trained = purpose in ("measure", "use")
-    ruled = replace(config, optim=replace(config.optim, fused=False)) if trained else config
+    # of a trained run neither the optimizer's kernel nor the name that its folder has now matters
+    ruled = replace(config, name="trained", optim=replace(config.optim, fused=False)) if trained else config
     yield lambda: check(ruled, num_ranks)
     if "data" in looks or ("data if here" in looks and missing_stream(config.data) is None):
         yield lambda: facts.append(check_data(config))

@@ -34,7 +34,7 @@ from modernbert_train.evaluate.retrieval.sentence_model import own_settings, sen
 from modernbert_train.train.recipes import adamw, first_weights, packing_window, phase
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import copy_tokenizer
-from modernbert_train.weights.export import export_run
+from modernbert_train.weights.export import export_run, own_prompts
 from modernbert_train.weights.source import Source
 
 RUN_YAML, PAIRS, SHARDS, SPEC, PHASE = "retrieval.yaml", "pairs", "shards", "prepare.yaml", "pairs"
@@ -109,7 +109,9 @@ def _own(recipe: Recipe, source: Source) -> dict[str, Any]:
     if (folder := sentence_folder(encoder_named(recipe.model).source)) is not None:
         found = own_settings(folder)
     elif source.objective is not None and source.objective.compares:
+        prompts = own_prompts(source) or {}
         found = {"pooling": source.objective.pooling}
+        found |= {f"{kind}_prompt": prompts.get(kind) for kind in ("query", "document")}
     if (pooling := recipe.config.pooling or found.get("pooling") or "mean") not in ("cls", "mean", "sparse"):
         raise ConfigError(f"--model={recipe.model}: its pooling is {pooling}. Set pooling=mean, or name the encoder.")
     return {key: value for key, value in found.items() if getattr(recipe.config, key) is None}

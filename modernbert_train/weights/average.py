@@ -25,11 +25,13 @@ from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, verify
 from modernbert_train.checkpoints.manifest import CONFIG_YAML
+from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY
 from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.core.files import errors_to, os_errors_as, warn, whole_folder
-from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.vocabulary import copy_tokenizer
 from modernbert_train.weights.names import other_architecture
 from modernbert_train.weights.source import Source, open_model
 
@@ -106,6 +108,11 @@ def average_checkpoints(
             phase_end=True,
         )
         (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
+        with (
+            errors_to(warn, DataError, before="no tokenizer in the average: "),
+            newest.source.tokenizer_folder() as own,
+        ):
+            copy_tokenizer(own, staging / TOKENIZER_COPY)
     for part in parts:
         print(f"{part.weight:6.4f} of {part.checkpoint.folder} ({part.tokens:,} tokens)")
     print(out)

@@ -27,8 +27,8 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import shapes_of
 from modernbert_train.models.init import module_of
 from modernbert_train.models.replaced import PROJECTION, generator_of
-from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, electra, export_format
-from modernbert_train.weights.formats.alone import Alone
+from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, electra, export_format, read_content
+from modernbert_train.weights.formats.alone import Alone, read_own
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import BEFORE, PREDICTS_FROM
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
@@ -41,6 +41,7 @@ from modernbert_train.weights.formats.tensors import (
 )
 from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.model_card import Part, architecture_title, model_card, run_card
+from modernbert_train.weights.names import EXPORT
 from modernbert_train.weights.source import Source, check_same_tokenizer, open_model, phase_objective, source_of
 
 
@@ -74,10 +75,10 @@ def export_run(
     found = newest_checkpoint(config.folder) if checkpoint is None else checkpoint
     source = source_of(found)
     check_same_tokenizer(source, config.data.tokenizer, str(found.folder))
-    own = "hf-generator" if generator else "hf"
+    own = f"{EXPORT}-generator" if generator else EXPORT
     folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{found.folder.name}")
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
-    part = _generator(found, source) if generator else _model(source, prompts_of(_trained_in(found, config)))
+    part = _generator(found, source) if generator else _model(source, own_prompts(source))
     shapes = {name: tuple(tensor.shape) for name, tensor in part.weights.items()}
     left_out = unsupported_heads(part.hub, part.weights, part.model)
     export(
@@ -144,9 +145,7 @@ def export_source(source: Source, out: Path, card: str = "") -> Path:
     Raises:
         DataError, StorageError: see `export`.
     """
-    if source.checkpoint is not None:
-        check_same_tokenizer(source, source.checkpoint.config.data.tokenizer, str(source.folder))
-    part = _model(source)
+    part = _model(source, own_prompts(source))
     with source.tokenizer_folder() as tokenizer:
         export(
             part.weights,
@@ -177,9 +176,18 @@ def _reads_pairs(source: Source) -> bool:
     return source.objective is not None and source.objective.segments > 1
 
 
+def own_prompts(source: Source) -> dict[str, str] | None:
+    """Return the prefixes that queries and documents had in training; None without any."""
+    if source.checkpoint is not None:
+        return prompts_of(_trained_in(source.checkpoint, source.checkpoint.config))
+    return (read_own(source.folder)[0] if source.folder.is_dir() else {}) or None
+
+
 def _predicts_from(source: Source) -> dict[str, str]:
     """Return the config.json key for models that predict a token from the position before it; empty for others."""
     before = source.objective is not None and source.objective.predict_from == BEFORE
+    if source.checkpoint is None and source.folder.is_dir():
+        before = read_content(source.folder).get(PREDICTS_FROM) == BEFORE
     return {PREDICTS_FROM: BEFORE} if before else {}
 
 

@@ -13,15 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML
 from modernbert_train.config.read import runs_beside
 from modernbert_train.core.files import anything_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import CONVENTION
-from modernbert_train.weights.formats import FORMATS, xlnet
+from modernbert_train.weights.formats import FORMATS, read_content, xlnet
 from modernbert_train.weights.formats.config_json import BEFORE, CONFIG_JSON, PREDICTS_FROM, read_object
-from modernbert_train.weights.names import NamedModel, is_hub_id
+from modernbert_train.weights.names import look_up
 
 _DECODERS = ("ForCausalLM", "LMHeadModel")  # suffixes of decoders' class names
 
@@ -57,6 +56,8 @@ def fill(name: str | Path, texts: Sequence[str], top: int = 5) -> str:
             encoded |= {"perm_mask": is_place.expand(1, size, size), "target_mapping": is_place}
         with torch.no_grad():
             logits_V = model(**encoded).logits[0, 0 if by_query else int(places[0]) - from_before]
+        if not logits_V.isfinite().all():
+            raise DataError(f"{name}: predicts numbers that are not finite. Restore its weights from a copy.")
         probabilities, ids = logits_V.softmax(-1).topk(min(top, len(logits_V)))
         guesses = [
             f"{json.dumps(tokenizer.decode([token]), ensure_ascii=False)} {probability:.0%}"
@@ -74,26 +75,27 @@ _LARGEST = {  # config.json's key -> largest value accepted
 
 @contextmanager
 def _folder_of(name: str | Path) -> Iterator[Path]:
-    """Yield a folder that transformers opens while the block runs: for a run its export, or a temporary one."""
+    """Yield a folder that transformers opens while the block runs: a temporary export, of any model known here."""
     from modernbert_train.weights.export import export_source
     from modernbert_train.weights.source import open_model
 
-    folder = Path(name)
-    if not folder.exists() and (not is_hub_id(name) or NamedModel("hub", folder).folder is None):  # nothing is fetched
-        raise DataError(
-            f"{folder}: no such folder. {runs_beside(folder)} `export` writes a run's model into its folder hf."
-        )
-    if (folder / CONFIG_YAML).is_file() and (folder / "hf" / CONFIG_JSON).is_file():
-        folder = folder / "hf"
-    kind = read_object(folder / CONFIG_JSON).get("model_type") if (folder / CONFIG_JSON).is_file() else None
-    # transformers may know a kind that this program does not; an ELECTRA's generator has embeddings wider than it
-    if isinstance(kind, str) and (kind not in FORMATS or kind == "electra"):
-        yield folder
-        return
+    found = look_up(name, any_kind=True)
+    folder = found.path if found.kind != "hub" else found.folder
+    if folder is None:  # nothing is fetched
+        raise DataError(f"{name}: no such folder. {runs_beside(Path(name))} Or fetch that model: hf download {name}.")
+    if found.kind in ("folder", "hub"):
+        raw = read_content(folder)
+        kind = raw.get("model_type")
+        is_wide = kind == "electra" and raw.get("embedding_size", 128) != raw.get("hidden_size", 256)  # a generator
+        if isinstance(kind, str) and (kind not in FORMATS or is_wide):  # perhaps transformers knows it
+            yield folder
+            return
     source = open_model(folder)
-    if source.checkpoint is None and source.folder.is_dir():
-        yield source.folder
-        return
+    if source.missing:
+        raise DataError(
+            f"{source.folder}: has no {', '.join(source.missing)}, and predicting tokens needs it. Name a model with "
+            "its masked-LM head."
+        )
     with tempfile.TemporaryDirectory() as parent:
         yield export_source(source, Path(parent) / "hf")
 

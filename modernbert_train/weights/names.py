@@ -18,7 +18,7 @@ from modernbert_train.config.load import load_given, load_run
 from modernbert_train.config.model import RotaryConfig
 from modernbert_train.config.read import runs_beside
 from modernbert_train.config.schema import ModelConfig, ModernBertConfig, RunConfig, WeightsConfig
-from modernbert_train.core.files import anything_as, os_errors_as
+from modernbert_train.core.files import anything_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+EXPORT = "hf"  # folder of a run's export, in the run's folder
 _OLD_LAYOUT = "0_Transformer"  # the encoder's folder in old models of sentence-transformers
 # keys that a run takes from the model it starts from: with another RoPE base every distance would look different
 _SCALING = (*(field.name for field in fields(RotaryConfig) if field.name.startswith("rope_")), "local_rope_scaled")
@@ -75,18 +76,18 @@ class NamedModel:
         with suppress(OSError, ValueError, KeyError, RunError):  # `open_model` raises the error
             if folder is not None and (folder / MANIFEST).is_file():
                 then, state = _saved(folder)
-                folder = tokenizer_of(folder, then.data.tokenizer, state.data["tokenizer"])
-                return folder if tokenizer_sha256(folder) == state.data["tokenizer"] else None
+                return tokenizer_of(folder, then.data.tokenizer, state.data["tokenizer"])
             return folder if folder is not None and (folder / TOKENIZER).is_file() else None
         return None
 
 
-def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder) -> NamedModel:
+def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder, *, any_kind: bool = False) -> NamedModel:
     """Find a model by its name, and refuse a name that cannot be one.
 
     Args:
         name: see `open_model`.
         runs_folder: folder of the runs; a missing folder in it is an error and not the id of a model on the hub.
+        any_kind: accept a folder of any architecture, for code that opens it with another library.
 
     Raises:
         DataError: there is no such model, or its config.json is damaged or of another architecture.
@@ -96,9 +97,11 @@ def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder) -> Named
     if is_checkpoint(path):
         return NamedModel("checkpoint", path)
     if (path / CONFIG_YAML).is_file():
-        if not any((path / "checkpoints").glob("step-*")):
+        if any((path / "checkpoints").glob("step-*")):
+            return NamedModel("run", path)
+        if not (path / EXPORT / CONFIG_JSON).is_file():
             raise StorageError(f"{path}: a run without a checkpoint. Train it first, or name another.")
-        return NamedModel("run", path)
+        path /= EXPORT  # the run was copied without its checkpoints, which are larger
     if path.suffix == ".safetensors":
         raise DataError(f"{path}: weights alone. Name the folder that holds them and their {CONFIG_JSON}.")
     if path.suffix == ".pt" and not path.is_file():
@@ -107,8 +110,8 @@ def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder) -> Named
         return NamedModel("file", path)
     if path.is_dir():
         path = _encoder_in(path)
-        _refuse_adapter(path)
-        read_folder(path)
+        if not any_kind:
+            read_folder(path)
         return NamedModel("folder", path)
     if path.parent == Path(runs_folder):
         raise DataError(f"{path}: no such run. {runs_beside(path)}")
@@ -117,19 +120,6 @@ def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder) -> Named
             f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG_JSON}."
         )
     return NamedModel("hub", path)
-
-
-def _refuse_adapter(folder: Path) -> None:
-    if not (folder / ADAPTER_JSON).is_file() or any(folder.glob("model*.safetensors")):
-        return
-    with os_errors_as(
-        DataError, f"{folder / ADAPTER_JSON}: cannot be read", "Restore it.", ValueError, TypeError, KeyError
-    ):
-        base = read_json(folder / ADAPTER_JSON)["base_model_name_or_path"]
-    raise DataError(
-        f"{folder}: an adapter of {base}, without that model's weights. Name the merged model, hf in its run's folder, "
-        "or merge: PeftModel.from_pretrained(BASE, ADAPTER).merge_and_unload().save_pretrained(FOLDER)."
-    )
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -153,7 +143,7 @@ def fetched(name: NamedModel) -> Path:
 
     from modernbert_train.weights.hf_folder import EXPORTED_FILES, INDEX
 
-    names = [*sorted(EXPORTED_FILES), INDEX, "model-*.safetensors"]
+    names = [*sorted(EXPORTED_FILES), ADAPTER_JSON, INDEX, "model-*.safetensors"]
     names += [f"[0-9]_*/{each}" for each in names]  # the modules of sentence-transformers
     remedy = "Name a folder, or fetch the model where there is a network."
     with anything_as(DataError, f"{name.path}: no such folder here, and the hub does not give it", remedy):
@@ -195,19 +185,24 @@ def described_by(config: RunConfig, state: SavedState) -> Described:
     return Described(now.model, max_tokens, now.objective.order, objective=now.objective)
 
 
-def tokenizer_of(checkpoint: Path, named: str, sha256: str) -> Path:
-    """Return the folder of a checkpoint's tokenizer: data.tokenizer, or the copy in its run if that is gone or another.
+def tokenizer_of(checkpoint: Path, named: str, sha256: str) -> Path | None:
+    """Return the folder of a checkpoint's tokenizer: data.tokenizer, or the copy in its run; None if both are gone.
 
     Args:
         checkpoint: its folder.
         named: data.tokenizer of its run.
         sha256: of the tokenizer that it was trained with.
     """
-    for folder in (Path(named), checkpoint.parent.parent / TOKENIZER_COPY):
+    for folder in (Path(named), tokenizer_copy(checkpoint)):
         with suppress(DataError):
             if tokenizer_sha256(folder) == sha256:
                 return folder
-    return Path(named)
+    return None
+
+
+def tokenizer_copy(checkpoint: Path) -> Path:
+    """Return the folder in which a checkpoint's run keeps a copy of its tokenizer."""
+    return checkpoint.absolute().parent.parent / TOKENIZER_COPY
 
 
 def _described(name: str) -> Described | None:

@@ -57,6 +57,7 @@ from modernbert_train.weights.names import (
     look_up,
     other_architecture,
     token_difference,
+    tokenizer_copy,
     tokenizer_of,
 )
 from modernbert_train.weights.token_rows import TokenRows, token_rows
@@ -79,7 +80,7 @@ class Source:
         order: which tokens each token saw in training.
         max_tokens: longest sequence of their training.
         tokenizer: folder of the tokenizer; None if it is in Composer's file or missing.
-        tokenizer_sha256: its hash; None without a tokenizer.
+        tokenizer_sha256: its hash; None for a model that comes without one.
         objective: for a labelled model or an encoder without a head; None: any other.
     """
 
@@ -113,11 +114,7 @@ class Source:
         """
         shapes = {}
         for name, tensor in self.weights().items():
-            if not tensor.isfinite().all():
-                raise DataError(
-                    f"{self.folder}: {name} holds numbers that are not finite, so every output would be NaN. Restore "
-                    "it from a copy, or name another model."
-                )
+            require_finite(self.folder, name, tensor)
             shapes[name] = tuple(tensor.shape)
         return shapes
 
@@ -137,10 +134,16 @@ class Source:
         """Yield the folder of the tokenizer, which exists while the block runs.
 
         Raises:
-            DataError: the weights come without a tokenizer.
+            DataError: the weights come without a tokenizer, or it is gone.
         """
         if self.tokenizer is not None:
             yield self.tokenizer
+        elif self.checkpoint is not None:
+            raise DataError(
+                f"{self.folder}: the tokenizer of its training, of sha256 {str(self.tokenizer_sha256)[:12]}, is "
+                f"neither in {self.checkpoint.config.data.tokenizer} nor in {tokenizer_copy(self.folder)}. Put it "
+                "there; or copy the whole folder of the run, which has it."
+            )
         elif self.tokenizer_sha256 is None:
             parent = self.folder.parent if self.folder.is_file() else self.folder
             others = [each for each in _OTHER_TOKENIZERS if (parent / each).exists()]
@@ -165,6 +168,15 @@ class Source:
         """
         with self.tokenizer_folder() as folder:
             return read_vocabulary(folder)
+
+
+def require_finite(folder: Path, name: str, tensor: Tensor) -> None:
+    """Raise DataError if a weight of a folder has NaN or an infinity."""
+    if not tensor.isfinite().all():
+        raise DataError(
+            f"{folder}: {name} holds numbers that are not finite, so every output would be NaN. Restore it from a "
+            "copy, or name another model."
+        )
 
 
 @dataclass(frozen=True)
@@ -441,14 +453,9 @@ def _rows(source: Source, config: RunConfig) -> TokenRows:
 
     Raises:
         ConfigError: see `check_vocabulary`.
-        DataError: the tokenizer of the weights is missing or has changed.
+        DataError: see `Source.tokenizer_folder`.
     """
     with source.tokenizer_folder() as folder:
-        if tokenizer_sha256(folder) != source.tokenizer_sha256:
-            raise DataError(
-                f"{folder / TOKENIZER}: not the tokenizer that {source.folder} was trained with; its sha256 is "
-                f"{tokenizer_sha256(folder)[:12]}, theirs {str(source.tokenizer_sha256)[:12]}. Restore it from a copy."
-            )
         check_vocabulary(config.weights, folder, config.data.tokenizer)
         return token_rows(folder, Path(config.data.tokenizer), source.model.vocab_size, config.model.vocab_size)
 

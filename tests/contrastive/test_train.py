@@ -17,6 +17,8 @@ import yaml
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import VARIANTS, ContrastiveConfig, MaskedLmConfig
+from modernbert_train.config.tools.retrieval import EvaluateConfig
+from modernbert_train.evaluate.retrieval.vectors import open_vectors
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.weights.gather import load_weights
@@ -134,7 +136,7 @@ def test_pairs_are_short_and_the_export_reads_what_the_first_weights_read(
 def test_what_stood_before_each_text_is_in_the_export(
     contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path
 ) -> None:
-    """Else `encode_query` gives the model other texts than it was trained on."""
+    """Else `encode_query` and `retrieval evaluate` give the model other texts than it was trained on."""
     from sentence_transformers import SentenceTransformer
 
     spec = {"out": str(tmp_path / "shards"), "sources": {"mine": as_source(pairs / "pairs.jsonl")}}
@@ -145,7 +147,13 @@ def test_what_stood_before_each_text_is_in_the_export(
     data = [f"data.{key}={tmp_path}/shards/{key}" for key in ("train", "tokenizer")]
     short = "phases.main={tokens: 2000, row_tokens: 128, batch_rows: 8, microbatch_tokens: 512}"
     assert main(["train", *contrastive_run(*data, "data.validation=null", short)]) == 0
-    assert main(["export", str(tmp_path / "runs/pairs")]) == 0
+    run = tmp_path / "runs/pairs"
+    assert main(["export", str(run)]) == 0
+    assert main(["export", str(run / "hf"), "--out", str(tmp_path / "again")]) == 0
+    for file in sorted(path.name for path in (run / "hf").glob("*.json")):
+        assert (tmp_path / "again" / file).read_text() == (run / "hf" / file).read_text(), file
+    encode = EvaluateConfig(device="cpu")
+    assert open_vectors(str(run), encode).about == open_vectors(str(run / "hf"), encode).about
     theirs = SentenceTransformer(str(tmp_path / "runs/pairs/hf"), device="cpu")
     text = make_rows(1)[0]["query"]
     assert np.allclose(theirs.encode_query(text), theirs.encode(f"query: {text}"), atol=1e-6)

@@ -65,7 +65,10 @@ def test_a_decoder_is_continued_as_an_encoder(
     config = transformers.AutoConfig.from_pretrained(folder / "hf")
     assert (config.model_type, config.is_causal, config.predicts_from) == ("qwen3", False, "before")
     assert "predicted at the position of the token before" in (folder / "hf/README.md").read_text()
-    assert "%" in fill(folder / "hf", ["a [MASK] b"])
+    assert main(["export", str(folder / "hf"), "--out", str(tmp_path / "again")]) == 0
+    assert (
+        fill(folder / "hf", ["a [MASK] b"]) == fill(tmp_path / "again", ["a [MASK] b"]) == fill(folder, ["a [MASK] b"])
+    )
 
 
 def adapting(file: Path, decoder: Path) -> Path:

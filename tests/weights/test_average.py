@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -56,7 +57,12 @@ def other(tmp_path_factory: pytest.TempPathFactory, tiny_data: Path) -> Path:
 
 @pytest.mark.runs
 def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
-    run: Path, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    tiny_run: TinyRun,
+    tiny_data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Like the published base. `eval` and `export` accept the folder; a run can start from it, but not resume."""
     out = tmp_path / "runs/mean"
@@ -77,6 +83,10 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
     measured = capsys.readouterr().out
     assert main(["eval", str(run)]) == 0
     assert re.search("(better|worse) by", measured) and measured != capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)  # its tokenizer is in it, as in any run
+    shutil.copytree(out, tmp_path / "copy")
+    (tmp_path / "copy/config.yaml").write_text((out / "config.yaml").read_text().replace(str(tiny_data), "gone"))
+    assert main(["export", "copy"]) == 0 and (tmp_path / "copy/hf/tokenizer.json").is_file()
     assert main(["export", str(out)]) == 0
     card = (out / "hf/README.md").read_text(encoding="utf-8")
     assert all(f"| {each.folder.name} | {each.step:,} | " in card for each in kept[-3:])

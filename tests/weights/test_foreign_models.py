@@ -25,6 +25,7 @@ from modernbert_train.vocabulary import read_vocabulary, role_tokens
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
 from tests.support.foreign import BERT, FOREIGN, ROBERTA, SIZE, TEXTS, mean_of_states, saved, tokenizer_with
+from tests.support.make_shards import make_tokenizer
 from tests.support.sources import run_of
 from tests.support.tiny_run import TinyRun
 
@@ -142,7 +143,7 @@ def test_any_model_is_exported(name: str, tmp_path: Path, capsys: pytest.Capture
 def test_a_folder_of_an_adapter_says_what_it_is(tmp_path: Path) -> None:
     folder = saved(transformers.BertModel, tmp_path / "model")
     shutil.move(folder / "config.json", folder / "adapter_config.json")
-    with pytest.raises(DataError, match=r"an adapter of peft, .*merge_and_unload"):
+    with pytest.raises(DataError, match=r"an adapter of an unknown model, .*merge_and_unload"):
         load_model(folder)
 
 
@@ -152,11 +153,13 @@ def test_the_old_layout_of_sentence_transformers_is_opened(tmp_path: Path) -> No
     assert torch.equal(load_model(folder).embed(TEXTS[:1]), load_model(folder / "0_Transformer").embed(TEXTS[:1]))
 
 
-def test_a_folder_with_vocab_txt_alone_says_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_with_vocab_txt_alone_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = saved(transformers.BertModel, tmp_path / "model")
     shutil.move(folder / "tokenizer.json", folder / "vocab.txt")
-    with pytest.raises(DataError, match=r"tokenizer.json: no such file, only vocab.txt; .*save_pretrained"):
-        load_model(folder)
+    for verb in (["fill", str(folder), "[MASK]"], ["export", str(folder), "--out", str(tmp_path / "hf")]):
+        assert main(verb) == 65
+        said = capsys.readouterr().err
+        assert "tokenizer.json: no such file, only vocab.txt; " in said and "save_pretrained" in said
 
 
 @pytest.mark.runs
@@ -242,11 +245,22 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     (tmp_path / "elsewhere").mkdir()
     shutil.copytree(tmp_path / "home/runs/tiny", tmp_path / "elsewhere/copy")
     monkeypatch.chdir(tmp_path / "elsewhere")
+    make_tokenizer(tmp_path / "elsewhere/data/tokenizer", vocab_size=400)  # of another project
+    shutil.copytree(tiny_data / "validation", tmp_path / "elsewhere/data/train")
     assert main(["eval", "copy"]) == 0, "the data are found where the run was started"
+    assert torch.equal(load_model("copy").embed(TEXTS[:1]), expected), "not by another project's tokenizer"
     shutil.rmtree(tmp_path / "home")
-    assert torch.equal(load_model("copy").embed(TEXTS[:1]), expected)
+    shutil.rmtree("data")
+    assert main(["fill", "copy", "the quick [MASK] fox"]) == 0, "without an export"
     assert main(["export", "copy"]) == 0 and load_model("copy/hf").embed(TEXTS[:1]).isfinite().all()
-    assert main(["fill", "copy", "the quick [MASK] fox"]) == 0, "for a run its export is used"
+    shutil.copytree("copy", "tiny (1)")
+    shutil.rmtree("tiny (1)/hf")
+    assert main(["export", "tiny (1)"]) == 0, "a folder may have any name"
+    shutil.rmtree("tiny (1)/checkpoints")
+    assert torch.equal(load_model("tiny (1)").embed(TEXTS[:1]), expected), "its export is left"
+    shutil.copytree(max(Path("copy/checkpoints").iterdir()), "step")
+    with pytest.raises(DataError, match=r"step: the tokenizer of its training, .* is neither in data/tokenizer nor in"):
+        load_model("step")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     assert main(["embed", "copy", str(tmp_path / "texts.txt"), "--out", "v.npy"]) == 0
     capsys.readouterr()
@@ -317,6 +331,9 @@ def test_a_mask_is_filled_whatever_it_is_called(tmp_path: Path, capsys: pytest.C
     assert main(["fill", str(folder), "the quick [MASK] fox", "the quick <mask> fox"]) == 0
     ours, theirs = capsys.readouterr().out.strip().split("\n")[1::2]
     assert ours == theirs
+    stored = {f"_orig_mod.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    assert main(["fill", str(folder), "the quick <mask> fox"]) == 0 and theirs in capsys.readouterr().out
 
 
 def test_an_untrained_twin_has_new_weights_of_the_same_shapes(tmp_path: Path) -> None:

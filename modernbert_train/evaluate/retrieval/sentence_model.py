@@ -23,6 +23,7 @@ from modernbert_train.evaluate.retrieval.runs import (
     exported_encoder,
     quiet,
 )
+from modernbert_train.weights.formats.alone import SETTINGS, read_own
 from modernbert_train.weights.names import fetched, is_hub_id, look_up
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 MODULES = "modules.json"  # by which a folder is one of sentence-transformers
 _OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # what such a folder has itself
 _LIBRARY = "sentence_transformers."
-_SETTINGS = "config_sentence_transformers.json"  # of such a folder
 _MULTI, _SPARSE = "MultiVectorEncoder", "SparseEncoder"
 _OLD_POOLING = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}  # keys before version 5
 
@@ -121,7 +121,7 @@ def own_settings(name: str) -> dict[str, Any]:
         else:
             about = read_json(folder / modules["Pooling"] / "config.json")
             pooling = about.get("pooling_mode") or next(mode for mode, key in _OLD_POOLING.items() if about.get(key))
-        prompts = read_json(folder / _SETTINGS).get("prompts") or {} if (folder / _SETTINGS).is_file() else {}
+        prompts, _ = read_own(folder)
         return {
             "pooling": str(pooling),
             "query_prompt": prompts.get("query"),
@@ -141,7 +141,7 @@ def is_sparse(model: Model) -> bool:
 
 def _class_of(folder: Path) -> str:
     """Return the class of a folder, read without opening it."""
-    about = read_json(folder / _SETTINGS) if (folder / _SETTINGS).is_file() else {}
+    about = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     named = about.get("model_type") if isinstance(about, dict) else None
     return named if named in (_MULTI, _SPARSE) else "SentenceTransformer"
 
@@ -174,9 +174,9 @@ def open_sentence_model(name: str, config: EncodeConfig) -> Model:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    if is_sentence_model(name):
-        check_sentence_model(name, config)
-        model = _load(name, config)
+    if (own := sentence_folder(name)) is not None:
+        check_sentence_model(own, config)
+        model = _load(own, config)
     else:
         with exported_encoder(name) as folder, quiet():
             if is_sentence_model(str(folder)):  # a run of contrastive training, which has its own pooling
@@ -228,13 +228,20 @@ def _build(folder: Path, config: EncodeConfig) -> Model:
 
 
 def _load(name: str, config: EncodeConfig) -> Model:
+    """Open a folder by the library instead of `open_model`: its modules and encoders, such as MPNet, are more than this
+    program's, so only the library gives the vectors that its authors measured."""
     import sentence_transformers
+
+    from modernbert_train.weights.source import require_finite
 
     kind = getattr(sentence_transformers, _class_of(Path(name)))
     device = choose_device(config.device)
     settings: dict[str, Any] = {"device": device, "local_files_only": True, "trust_remote_code": False}
     with _opening(name):
-        return kind(name, model_kwargs={"dtype": "float32"}, **settings)
+        model: Model = kind(name, model_kwargs={"dtype": "float32"}, **settings)
+    for key, tensor in model.state_dict().items():
+        require_finite(Path(name), key, tensor)
+    return model
 
 
 def _opening(folder: object) -> AbstractContextManager[None]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from modernbert_train.config.contrastive import ContrastiveConfig
 from modernbert_train.config.tools.retrieval import EvaluateConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.loaded import BATCH_TOKENS, LoadedEncoder, load_source
@@ -182,6 +183,8 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
     from mteb.models import ModelMeta
     from sentence_transformers.util import cos_sim, pairwise_cos_sim
 
+    from modernbert_train.weights.export import own_prompts
+
     folder = None if keep is None else Path(keep)
     meta = ModelMeta.create_empty({"name": f"local/{Path(name).name}", "revision": "local"})
     own, trained, source = sentence_folder(name), None, None
@@ -197,12 +200,15 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
     most = config.max_tokens or encoder.max_tokens
     if most > encoder.max_tokens:
         raise ConfigError(f"max_tokens={most}: {name} reads {encoder.max_tokens:,} at most. Lower it, or leave it out.")
+    prompts, query_tokens = own_prompts(source) or {}, config.query_max_tokens
+    if isinstance(trained, ContrastiveConfig):
+        query_tokens = query_tokens or trained.query_max_tokens
     about = Described(
         config.pooling or (trained.pooling if trained is not None else None) or "mean",
         config.normalize is not False,
-        config.query_prompt or "",
-        config.document_prompt or "",
-        min(config.query_max_tokens or most, most),
+        prompts.get("query", "") if config.query_prompt is None else config.query_prompt,
+        prompts.get("document", "") if config.document_prompt is None else config.document_prompt,
+        min(query_tokens or most, most),
         most,
     )
     packed = Packed(encoder, about, choose_device(config.device))

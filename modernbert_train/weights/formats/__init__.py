@@ -7,12 +7,13 @@ torch, so a folder can be refused on a login node; tensors.py applies the names.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import BertConfig, ContrastiveConfig, ModelConfig, ModernBertConfig
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
@@ -31,9 +32,9 @@ from modernbert_train.weights.formats import (
     neobert,
     xlnet,
 )
-from modernbert_train.weights.formats.alone import WITH_HEAD, Alone
+from modernbert_train.weights.formats.alone import WITH_HEAD, Alone, read_own
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
-from modernbert_train.weights.formats.config_json import CONFIG_JSON, Described, read_object
+from modernbert_train.weights.formats.config_json import ADAPTER_JSON, CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.headless import Headless, is_headless
 from modernbert_train.weights.formats.table import Format
@@ -174,13 +175,28 @@ def read_folder(folder: Path) -> Described:
     """Read the config.json of a model folder, written by this program or any other.
 
     Raises:
-        DataError: the file is missing or damaged, or describes another architecture; names the difference.
+        DataError: see `read_content`; or it describes another architecture; names the difference.
+    """
+    described = read(read_content(folder), str(folder / CONFIG_JSON))
+    if not isinstance(described.objective, ContrastiveConfig):
+        return described
+    return described._replace(objective=replace(described.objective, query_max_tokens=read_own(folder)[1]))
+
+
+def read_content(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a model folder, of any architecture.
+
+    Raises:
+        DataError: the file is missing or damaged, or the folder is an adapter's.
     """
     require_own_files(folder)
     path = folder / CONFIG_JSON
-    if not path.exists() and (folder / "adapter_config.json").exists():
+    is_whole = path.exists() and any(folder.glob("model*.safetensors"))
+    if (folder / ADAPTER_JSON).is_file() and not is_whole:
+        base = read_object(folder / ADAPTER_JSON).get("base_model_name_or_path") or "an unknown model"
         raise DataError(
-            f"{folder}: an adapter of peft, not a model. Merge it into its model, and name the new folder: "
+            f"{folder}: an adapter of {base}, without that model's weights. Name the merged model, of a run hf in its "
+            "folder; or merge it with peft: "
             "AutoPeftModel.from_pretrained(old).merge_and_unload().save_pretrained(new)."
         )
-    return read(read_object(path), str(path))
+    return read_object(path)

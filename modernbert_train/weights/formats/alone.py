@@ -8,18 +8,20 @@ hidden states to token vectors.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats.config_json import Content, Described
+from modernbert_train.weights.formats.config_json import Content, Described, read_object
 from modernbert_train.weights.formats.headless import without_head
 from modernbert_train.weights.formats.table import Around
 
 WITH_HEAD, POOLING, WIDTH = "with_head", "pooling_of_vectors", "token_vectors"  # this program's keys in config.json
 DENSE = "1_Dense"  # folder of the projection
+SETTINGS, LENGTHS = "config_sentence_transformers.json", "sentence_bert_config.json"  # sentence-transformers' files
 _SPLADE = "sparse_encoder.modules.splade_pooling.SpladePooling"
 _OF_TOKENS = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
 _PLACES = {
@@ -88,23 +90,40 @@ class Alone(Around):
             length["query_length"] = self._objective.query_max_tokens
         if self._objective.is_sparse:
             found = _modules([("Transformer", _PLACES["Transformer"] + ".Transformer"), ("SpladePooling", _SPLADE)])
-            found |= {"sentence_bert_config.json": length | {"transformer_task": "fill-mask"}}
-            found |= {"config_sentence_transformers.json": {"model_type": "SparseEncoder"} | self._prompts}
+            found |= {LENGTHS: length | {"transformer_task": "fill-mask"}}
+            found |= {SETTINGS: {"model_type": "SparseEncoder"} | self._prompts}
             return found | {"1_SpladePooling/config.json": {"pooling_strategy": "max", "activation_function": "relu"}}
         if not self._objective.is_late:
             modules = [(kind, f"models.{kind}") for kind in ("Transformer", "Pooling", "Normalize")]
             how = {"word_embedding_dimension": width, "pooling_mode": self._objective.pooling}
-            found = _modules(modules) | {"sentence_bert_config.json": length, "1_Pooling/config.json": how}
-            return found | ({"config_sentence_transformers.json": self._prompts} if self._prompts else {})
+            found = _modules(modules) | {LENGTHS: length, "1_Pooling/config.json": how}
+            return found | ({SETTINGS: self._prompts} if self._prompts else {})
         matrix: dict[str, Any] = {"in_features": width, "out_features": self._objective.token_vectors, "bias": False}
         matrix["activation_function"] = "torch.nn.modules.linear.Identity"
         return _modules([(kind, f"{place}.{kind}") for kind, place in _PLACES.items()]) | {
-            "sentence_bert_config.json": length,
-            "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"} | self._prompts,
+            LENGTHS: length,
+            SETTINGS: {"model_type": "MultiVectorEncoder"} | self._prompts,
             f"{DENSE}/config.json": matrix | _OF_TOKENS,
             "2_MultiVectorMask/config.json": {},
             "3_Normalize/config.json": _OF_TOKENS,
         }
+
+
+def read_own(folder: Path) -> tuple[dict[str, str], int | None]:
+    """Return the prompts and the length of queries in a folder of sentence-transformers; empty and None elsewhere.
+
+    Raises:
+        DataError: a file is damaged.
+    """
+    settings, lengths = (
+        Content(read_object(folder / name) if (folder / name).is_file() else {}, str(folder / name))
+        for name in (SETTINGS, LENGTHS)
+    )
+    prompts = settings.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
+        raise settings.damaged("prompts", "not a text for each kind of text")
+    given = lengths.get("query_length")
+    return prompts, None if given is None else lengths.number("query_length", 1)
 
 
 def _modules(kinds: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Headless(Around):
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """See `HubFormat`."""
         named = next(iter(self.whole.classes.values()))
-        return self.whole.read({**raw, "architectures": [named]}, where)._replace(detects=False)
+        return self.whole.read({**raw, "architectures": [named]}, where)
 
     def describe(
         self, config: Any, order: Order, modules: Collection[str], max_tokens: int, vocabulary: Vocabulary

@@ -21,7 +21,7 @@ from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.replaced import Discriminator
 from modernbert_train.weights.formats import deberta, export_format, read
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.weights.formats.models import SAID, assert_equal, describe, randomized, weights_of
+from tests.weights.formats.models import SAID, assert_equal, describe, randomized, weights_of, write
 
 V2, V1, NARROW = (SAID[name] for name in ("deberta", "deberta v1", "deberta, narrow"))
 BOTH = pytest.mark.parametrize("config", [V2, V1, NARROW], ids=["v2", "v1", "narrow"])
@@ -84,6 +84,19 @@ def test_import_config_makes_a_run_of_a_released_model(tmp_path: Path, capsys: p
     assert main(["init", "from", str(tmp_path / "config.json")]) == 0
     ours = yaml.safe_load(capsys.readouterr().out)
     assert DebertaConfig(**ours["model"]) == DebertaConfig() and ours["objective"] == {"name": "mlm"}
+
+
+def test_a_model_that_detects_replaced_tokens_is_continued_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its class in config.json is an encoder's, so the weights are asked; a masked-LM would be trained instead."""
+    encoder = build_model(V2, MaskedLmConfig()).model
+    model = randomized(Discriminator(encoder))  # type: ignore[arg-type]
+    folder = write(tmp_path / "hf", V2, model.state_dict())
+    for name in ("config.json", "."):
+        assert main(["init", "from", str(folder / name)]) == 0
+        ours = yaml.safe_load(capsys.readouterr().out)
+        assert ours["objective"] == {"name": "rtd"} and ours["weights"] == {"init_from": str(folder)}
 
 
 @torch.no_grad()
