@@ -154,7 +154,7 @@ def test_the_old_layout_of_sentence_transformers_is_opened(tmp_path: Path) -> No
 
 
 def test_a_folder_with_vocab_txt_alone_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = saved(transformers.BertModel, tmp_path / "model")
+    folder = saved(transformers.BertForMaskedLM, tmp_path / "model")
     shutil.move(folder / "tokenizer.json", folder / "vocab.txt")
     for verb in (["fill", str(folder), "[MASK]"], ["export", str(folder), "--out", str(tmp_path / "hf")]):
         assert main(verb) == 65
