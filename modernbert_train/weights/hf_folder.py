@@ -31,7 +31,6 @@ from modernbert_train.weights.formats.tensors import Shapes, from_hf, to_hf, uns
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
 EXPORTED_FILES = {WEIGHTS, CONFIG_JSON, CARD, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP}
-_WRAPPERS = ("_orig_mod.", "module.")
 EXPORTED_FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling", "1_SpladePooling"}  # of embeddings
 EXPORTED_FILES |= {"config_sentence_transformers.json", DENSE, "2_MultiVectorMask", "3_Normalize"}  # late interaction
 
@@ -144,15 +143,7 @@ def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Te
         with os_errors_as(DataError, f"{folder / name}: cannot be read", remedy, ValueError):
             stored |= {begin + each: tensor for each, tensor in read_tensors(folder / name).items()}
     file = folder / (WEIGHTS if (folder / WEIGHTS).exists() else INDEX)
-    return from_hf(hub, _unwrapped(stored), config, str(file), shapes=shapes)
-
-
-def _unwrapped(stored: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the prefixes that torch.compile and DistributedDataParallel put before all names of a state dict."""
-    for wrapper in _WRAPPERS * 2:  # either may wrap the other
-        if stored and all(name.startswith(wrapper) for name in stored):
-            stored = {name.removeprefix(wrapper): tensor for name, tensor in stored.items()}
-    return stored
+    return from_hf(hub, stored, config, str(file), shapes=shapes)
 
 
 def _weight_files(folder: Path) -> list[str]:

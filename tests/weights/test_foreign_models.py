@@ -7,6 +7,7 @@ authors' code.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import fields
 from itertools import pairwise
@@ -79,8 +80,10 @@ def test_buffers_wrappers_and_an_unnamed_class_change_nothing(name: str, tmp_pat
     begin = next(each for each in stored).partition("embeddings.")[0]
     buffers = {f"{begin}embeddings.position_ids": torch.arange(130)[None], f"{begin}mask": torch.ones(3).bool()}
     config = json.loads((folder / "config.json").read_text())
-    for wrapper in ("", "_orig_mod.", "module.", "_orig_mod.module.", "module._orig_mod."):
+    for wrapper in ("", "_orig_mod.", "module.", "module._orig_mod.", "layer."):
         tensors = {f"{wrapper}{each}": tensor for each, tensor in {**stored, **buffers}.items()}
+        if wrapper == "layer.":  # only the encoder's layers were compiled
+            tensors = {re.sub(r"(layers?\.\d+\.)", r"\1_orig_mod.", each): stored[each] for each in stored}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         for named in (config["architectures"], None):
             (folder / "config.json").write_text(json.dumps(config | {"architectures": named}))

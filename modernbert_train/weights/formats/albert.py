@@ -26,8 +26,8 @@ _ATTENTION: dict[str, tuple[str, ...]] = {
     "norm": ("attention.LayerNorm",),
 }
 _FFN: dict[str, tuple[str, ...]] = {"Wi": ("ffn",), "Wo": ("ffn_output",), "norm": ("full_layer_layer_norm",)}
-_OUTSIDE = bert.embeddings("albert") | {
-    "model.projection": "albert.encoder.embedding_hidden_mapping_in",
+_OUTSIDE = bert.EMBEDDINGS | {
+    "model.projection": "encoder.embedding_hidden_mapping_in",
     "head.dense": "predictions.dense",
     "head.norm": "predictions.LayerNorm",
     "decoder": "predictions",
@@ -39,7 +39,8 @@ _OUTSIDE = bert.embeddings("albert") | {
 def _names(name: str, config: AlbertConfig) -> tuple[str, ...]:
     """See `HubFormat.theirs`; for a configuration that shares whole layers."""
     if not name.startswith("model.layers."):
-        return places(name, "", {}, _OUTSIDE)
+        prefix = "albert." if name.startswith("model.") else ""
+        return tuple(prefix + each for each in places(name, "", {}, _OUTSIDE))
     module, _, end = name.removeprefix("model.layers.").rpartition(".")
     number, _, part = module.partition(".")
     names, layer, attentions = _ATTENTION, int(number), len(config.passes("attention"))
@@ -108,11 +109,7 @@ FORMAT = Format(
     names=_names,
     outside=_OUTSIDE,
     prefix="albert.",
-    body=bert.BODY,
-    copies={
-        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
-        "predictions.decoder.bias": "predictions.bias",
-    },
+    body=("pooler.",),
     unread=bert.FORMAT.unread,
     more=_more,
     build=_build,

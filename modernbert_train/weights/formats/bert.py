@@ -28,18 +28,13 @@ LAYER = {
 }
 # names of norms in TensorFlow, and in transformers 5
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-BODY = ("embeddings.", "encoder.", "pooler.")
-
-
-def embeddings(kind: str) -> dict[str, str]:
-    """Return the names outside layers of an encoder of this type."""
-    named = {
-        "tok_embeddings": "word_embeddings",
-        "segment_embeddings": "token_type_embeddings",
-        "position_embeddings": "position_embeddings",
-        "norm": "LayerNorm",
-    }
-    return {f"model.embeddings.{ours}": f"{kind}.embeddings.{theirs}" for ours, theirs in named.items()}
+LM_HEAD = {"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm", "decoder": "lm_head"}
+EMBEDDINGS = {
+    "model.embeddings.tok_embeddings": "embeddings.word_embeddings",
+    "model.embeddings.segment_embeddings": "embeddings.token_type_embeddings",
+    "model.embeddings.position_embeddings": "embeddings.position_embeddings",
+    "model.embeddings.norm": "embeddings.LayerNorm",
+}
 
 
 def _more(config: BertConfig, order: Order, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -86,9 +81,10 @@ FORMAT = Format(
     without_dropout=("attention_probs_dropout_prob",),
     special=("pad_token_id",),
     fixed={"add_cross_attention": False, "tie_word_embeddings": True, "position_embedding_type": "absolute"},
-    layer="bert.encoder.layer.",
+    prefix="bert.",
+    layer="encoder.layer.",
     parts=LAYER,
-    outside=embeddings("bert")
+    outside=EMBEDDINGS
     | {
         "head.dense": "cls.predictions.transform.dense",
         "head.norm": "cls.predictions.transform.LayerNorm",
@@ -96,13 +92,8 @@ FORMAT = Format(
         f"{PAIR_HEAD}.dense": "bert.pooler.dense",
         f"{PAIR_HEAD}.classifier": "cls.seq_relationship",
     },
-    prefix="bert.",
-    body=BODY,
+    body=("pooler.",),
     renamed=OLD_NORMS,
-    copies={
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    },
     unread=("embeddings.position_ids", "embeddings.token_type_ids"),
     more=_more,
     build=build,
@@ -115,14 +106,8 @@ ROBERTA = replace(
     activations=("gelu",),  # a RoBERTa's head has gelu regardless of hidden_act
     special=SPECIAL,
     defaults={"vocab_size": 50_265, "pad_token_id": 1},
-    layer="roberta.encoder.layer.",
-    outside=embeddings("roberta")
-    | {"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm", "decoder": "lm_head"},
     prefix="roberta.",
-    copies={
-        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
-        "lm_head.decoder.bias": "lm_head.bias",
-    },
+    outside=EMBEDDINGS | LM_HEAD,
     more=_more_roberta,
     build=_build_roberta,
 )

@@ -31,7 +31,6 @@ _LAYER_V1 = _LAYER | {
     "attn.query.bias": ("attention.self.q_bias",),
     "attn.value.bias": ("attention.self.v_bias",),
 }
-_EMBEDDING = "deberta.embeddings.word_embeddings.weight"
 
 
 def _shapes(name: str, config: DebertaConfig) -> Shape | None:
@@ -104,16 +103,17 @@ V1 = Format(
         "talking_head": False,
     },
     defaults={"vocab_size": 50265, "relative_attention": False, "position_biased_input": True},  # base's
-    layer="deberta.encoder.layer.",
+    prefix="deberta.",
+    layer="encoder.layer.",
     parts=_LAYER_V1,
     outside={
-        "model.embeddings.tok_embeddings": "deberta.embeddings.word_embeddings",
-        "model.projection": "deberta.embeddings.embed_proj",
-        "model.norm": "deberta.embeddings.LayerNorm",
-        "model.distances": "deberta.encoder.rel_embeddings",
-        "model.distance_norm": "deberta.encoder.LayerNorm",
-        "model.convolution.dense": "deberta.encoder.conv.conv",
-        "model.convolution.norm": "deberta.encoder.conv.LayerNorm",
+        "model.embeddings.tok_embeddings": "embeddings.word_embeddings",
+        "model.projection": "embeddings.embed_proj",
+        "model.norm": "embeddings.LayerNorm",
+        "model.distances": "encoder.rel_embeddings",
+        "model.distance_norm": "encoder.LayerNorm",
+        "model.convolution.dense": "encoder.conv.conv",
+        "model.convolution.norm": "encoder.conv.LayerNorm",
         "head.dense": "cls.predictions.transform.dense",
         "head.norm": "cls.predictions.transform.LayerNorm",
         "decoder": "cls.predictions",
@@ -121,16 +121,13 @@ V1 = Format(
         f"{TOKEN_HEAD}.transform.dense": "mask_predictions.dense",
         f"{TOKEN_HEAD}.classifier": "mask_predictions.classifier",
     },
-    prefix="deberta.",
-    body=bert.BODY,
+    body=("pooler.",),
     renamed={
         "mask_predictions.classifer.": "mask_predictions.classifier.",  # a typo of the published code
         "lm_predictions.lm_head.": "cls.predictions.transform.",
     },
     copies={
-        "cls.predictions.decoder.weight": _EMBEDDING,
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-        "lm_predictions.lm_head.weight": _EMBEDDING,
+        "lm_predictions.lm_head.weight": "cls.predictions.decoder.weight",
         "lm_predictions.lm_head.bias": "cls.predictions.bias",
     },
     unread=("deberta.embeddings.position_embeddings.", "deberta.embeddings.position_ids"),

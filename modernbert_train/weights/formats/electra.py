@@ -19,7 +19,6 @@ from modernbert_train.weights.formats.config_json import Content
 from modernbert_train.weights.formats.table import Format
 
 TOKEN_HEAD = "token_head"  # name of the module `TokenClass`
-_EMBEDDING = "electra.embeddings.word_embeddings.weight"
 
 
 def _more(config: BertConfig, order: Order, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -39,19 +38,17 @@ FORMAT = replace(
     for_heads={TOKEN_HEAD: "ElectraForPreTraining"},
     defaults={"embedding_size": 128, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
     fixed=bert.FORMAT.fixed | {"is_decoder": False},
-    layer="electra.encoder.layer.",
-    outside=bert.embeddings("electra")
+    prefix="electra.",
+    outside=bert.EMBEDDINGS
     | {
         f"{TOKEN_HEAD}.transform.dense": "discriminator_predictions.dense",
         f"{TOKEN_HEAD}.classifier": "discriminator_predictions.dense_prediction",
         "head.dense": "generator_predictions.dense",
         "head.norm": "generator_predictions.LayerNorm",
         "decoder": "generator_lm_head",
-        "model.embeddings.projection": "electra.embeddings_project",
+        "model.embeddings.projection": "embeddings_project",
     },
-    prefix="electra.",
-    body=(*bert.BODY, "embeddings_project."),
-    copies={"generator_lm_head.weight": _EMBEDDING, "generator_predictions.bias": "generator_lm_head.bias"},
+    copies={"generator_predictions.bias": "generator_lm_head.bias"},
     more=_more,
     build=_build,
 )

@@ -48,23 +48,17 @@ FORMAT = Format(
         "position_embedding_type": "absolute", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
         "intermediate_size": 3072, "layer_norm_eps": 1e-12, "token_dropout": False, "max_position_embeddings": 1026,
     },
-    layer="esm.encoder.layer.",
+    prefix="esm.",
+    layer="encoder.layer.",
     parts=bert.LAYER | {"attn_norm": ("attention.LayerNorm",), "mlp_norm": ("LayerNorm",)},
     outside={
-        "model.embeddings.tok_embeddings": "esm.embeddings.word_embeddings",
-        "model.final_norm": "esm.encoder.emb_layer_norm_after",
-        "head.dense": "lm_head.dense",
-        "head.norm": "lm_head.layer_norm",
-        "decoder": "lm_head",
+        "model.embeddings.tok_embeddings": "embeddings.word_embeddings",
+        "model.final_norm": "encoder.emb_layer_norm_after",
+        **bert.LM_HEAD,
     },
-    prefix="esm.",
-    body=(*bert.BODY, "contact_head."),
+    body=("pooler.",),
     renamed=bert.OLD_NORMS,
-    copies={
-        "lm_head.decoder.weight": "esm.embeddings.word_embeddings.weight",
-        "lm_head.decoder.bias": "lm_head.bias",
-    },
-    unread=("esm.contact_head.", "esm.embeddings.position_", "inv_freq"),  # in the released files
+    unread=("contact_head.", "esm.embeddings.position_", "inv_freq"),  # in the released files
     more=_more,
     build=_build,
 )  # fmt: skip

@@ -82,7 +82,7 @@ FORMAT = replace(
     },
     # a norm has a scale of 1 plus its weight
     parts={**llama.LLAMA.parts, **{f"{ours}.scale_bias": (f"{theirs}.weight",) for ours, theirs in _NORMS.items()}},
-    outside=llama.LLAMA.outside | {"model.final_norm.scale_bias": "model.norm.weight"},
+    outside=llama.LLAMA.outside | {"model.final_norm.scale_bias": "norm.weight"},
     more=_more,
     build=_build,
 )  # fmt: skip

@@ -91,7 +91,8 @@ LLAMA = Format(
         "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6,
         "vocab_size": 32_000, "intermediate_size": 11_008, "max_position_embeddings": 2048,
     },
-    layer="model.layers.",
+    prefix="model.",
+    layer="layers.",
     parts={
         "attn.Wq": ("self_attn.q_proj",),
         "attn.Wkv": ("self_attn.k_proj", "self_attn.v_proj"),
@@ -104,12 +105,10 @@ LLAMA = Format(
         "mlp.Wo": ("mlp.down_proj",),
     },
     outside={
-        "model.embeddings.tok_embeddings.weight": "model.embed_tokens.weight",
-        "model.final_norm.weight": "model.norm.weight",
+        "model.embeddings.tok_embeddings.weight": "embed_tokens.weight",
+        "model.final_norm.weight": "norm.weight",
         "decoder.weight": "lm_head.weight",
     },
-    prefix="model.",
-    body=("embed_tokens.", "layers.", "norm."),
     tied={"lm_head.weight": "model.embed_tokens.weight"},  # some files store both: Qwen3-0.6B
     unread=("rotary_emb.inv_freq",),  # in old files; it follows from the configuration
     more=_more,

@@ -55,7 +55,8 @@ FORMAT = Format(
     special=("pad_token_id",),
     fixed={"tie_word_embeddings": False},
     defaults={"max_length": 1024},
-    layer="model.transformer_encoder.",
+    prefix="model.",
+    layer="transformer_encoder.",
     parts={
         "attn.Wqkv": ("qkv",),
         "attn.Wo": ("wo",),
@@ -65,12 +66,10 @@ FORMAT = Format(
         "mlp.Wo": ("ffn.w3",),
     },
     outside={
-        "model.embeddings.tok_embeddings.weight": "model.encoder.weight",
-        "model.final_norm.weight": "model.layer_norm.weight",
+        "model.embeddings.tok_embeddings.weight": "encoder.weight",
+        "model.final_norm.weight": "layer_norm.weight",
         "decoder": "decoder",
     },
-    prefix="model.",
-    body=("encoder.", "transformer_encoder.", "layer_norm."),
     more=_more,
     build=_build,
 )

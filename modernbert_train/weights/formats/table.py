@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from modernbert_train.config.objective import Order
@@ -22,6 +23,7 @@ _SPECIAL = {
     "pad_token_id": "pad_id", "bos_token_id": "cls_id", "eos_token_id": "sep_id", "cls_token_id": "cls_id",
     "sep_token_id": "sep_id", "mask_token_id": "mask_id",
 }  # fmt: skip
+_EMBEDDING = "model.embeddings.tok_embeddings.weight"
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 # content with defaults, fields of the configuration, order by class, longest text -> configuration and order
@@ -48,13 +50,13 @@ class Format:
         special: keys of special tokens that are written.
         fixed: key -> the only value that the encoder implements.
         defaults: transformers' defaults where they differ from the defaults in `config`.
+        prefix: beginning of the encoder's names, which a file without a head lacks; tables have names without it.
         layer: name of a layer, up to its number.
         parts: parameter or module of a layer here -> names in a layer, stored along the rows.
-        outside: the same outside layers.
-        prefix: beginning of the encoder's names.
-        body: beginnings of names in a file without a head, which lack the prefix.
+        outside: the same outside layers, and of heads.
+        body: beginnings of further names of the encoder.
         renamed: part of a name in other files -> part today; the first that occurs counts.
-        copies: name of a tied copy, or another name -> name today.
+        copies: another name -> name today. A tied decoder's copies of the embedding and of its bias need no row.
         tied: like `copies`, in a model whose decoder is tied.
         unread: parts of names of buffers and of heads that are not read.
         names: `theirs` of a format whose names no table has.
@@ -78,10 +80,10 @@ class Format:
     special: tuple[str, ...] = SPECIAL
     fixed: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
+    prefix: str = ""
     layer: str = ""
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     outside: dict[str, str] = field(default_factory=dict)
-    prefix: str = ""
     body: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
     copies: dict[str, str] = field(default_factory=dict)
@@ -94,22 +96,40 @@ class Format:
 
     def theirs(self, name: str, config: Any) -> tuple[str, ...]:
         """See `HubFormat`."""
-        return self.names(name, config) if self.names else places(name, self.layer, self.parts, self.outside)
+        if self.names:
+            return self.names(name, config)
+        prefix = self.prefix if name.startswith("model.") else ""
+        return tuple(prefix + each for each in places(name, self.layer, self.parts, self.outside))
 
     def today(self, name: str) -> str | None:
         """See `HubFormat`."""
-        name = self.prefix + name if name.startswith(self.body) else name
+        name = self.prefix + name if name.startswith(self._begins) else name
         if any(part in name for part in self.unread) or self._is_idle_pooler(name):
             return None
-        name = self.copies.get(name, name)
+        name = self._copies.get(name, name)
         old = next((old for old in self.renamed if old in name), "")
         name = name.replace(old, self.renamed[old], 1) if old else name
-        return self.copies.get(name, name)
+        return self._copies.get(name, name)
+
+    @cached_property
+    def _begins(self) -> tuple[str, ...]:
+        """Beginnings of all names of the encoder."""
+        ours = [each for name, each in self.outside.items() if name.startswith("model.")]
+        return (*self.body, *("".join(each.partition(".")[:2]) for each in (self.layer, *ours) if each))
+
+    @cached_property
+    def _copies(self) -> Mapping[str, str]:
+        """Names of tied copies, and other names."""
+        decoder = self.outside.get("decoder")
+        if decoder is None or not self.fixed.get("tie_word_embeddings"):
+            return self.copies
+        (table,) = self.theirs(_EMBEDDING, None)
+        tied = {f"{decoder}.weight": table, f"{decoder}.decoder.weight": table}
+        return tied | {f"{decoder}.decoder.bias": f"{decoder}.bias"} | self.copies
 
     def _is_idle_pooler(self, name: str) -> bool:
         pooler = f"{self.prefix}pooler"
-        stored = any(each.startswith(pooler) for each in self.outside.values())
-        return bool(self.body) and name.startswith(f"{pooler}.") and not stored
+        return name.startswith(f"{pooler}.") and not any(each.startswith(pooler) for each in self.outside.values())
 
     def shape(self, name: str, config: Any) -> Shape | None:
         """See `HubFormat`."""

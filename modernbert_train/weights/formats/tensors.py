@@ -25,6 +25,7 @@ EMBEDDING, DECODER = "model.embeddings.tok_embeddings.weight", "decoder.weight"
 Mistake = Callable[[str], RunError]
 Shapes = Mapping[str, tuple[int, ...]]
 
+_WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 MASKED_LM = ("model", "head", "decoder")  # modules of a masked-LM model
 
 
@@ -104,6 +105,7 @@ def from_hf(
     def mistake(what: str) -> DataError:
         return DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
 
+    stored = {_unwrapped(name): tensor for name, tensor in stored.items()}
     found: dict[str, Tensor] = {}
     others: dict[str, tuple[str, torch.dtype]] = {}
     copies: Mapping[str, str] = getattr(hub, "tied", {}) if config.tied else {}
@@ -158,6 +160,11 @@ def from_hf(
     if getattr(hub, "headless", False) and "head" in {module_of(name) for name in shapes}:
         predicts = predicts and "head" in {module_of(name) for name in weights}
     return weights | {DECODER: weights[EMBEDDING]} if predicts else weights
+
+
+def _unwrapped(name: str) -> str:
+    """Return a name without the modules that torch.compile, DDP, FSDP and activation checkpointing wrap others in."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _names(known: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[str]:

@@ -72,7 +72,8 @@ FORMAT = Format(
     dropout="dropout",
     fixed={"untie_r": True, "bi_data": False, "clamp_len": -1, "same_length": False, "tie_word_embeddings": True},
     defaults={"d_model": 1024, "n_layer": 24, "n_head": 16, "d_inner": 4096, "max_tokens": 512},  # XLNet-large's
-    layer="transformer.layer.",
+    prefix="transformer.",
+    layer="layer.",
     parts={
         "attn.Wqkv.weight": ("rel_attn.q", "rel_attn.k", "rel_attn.v"),
         "attn.Wr.weight": ("rel_attn.r",),
@@ -87,13 +88,10 @@ FORMAT = Format(
         "mlp_norm": ("ff.layer_norm",),
     },
     outside={
-        "model.embeddings.tok_embeddings.weight": "transformer.word_embedding.weight",
-        "model.embeddings.query.weight": "transformer.mask_emb",
-        "decoder.bias": "lm_loss.bias",
+        "model.embeddings.tok_embeddings.weight": "word_embedding.weight",
+        "model.embeddings.query.weight": "mask_emb",
+        "decoder": "lm_loss",
     },
-    prefix="transformer.",
-    body=("word_embedding.", "mask_emb", "layer."),
-    copies={"lm_loss.weight": "transformer.word_embedding.weight"},
     shapes=_shapes,
     more=_more,
     build=_build,
