@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -201,8 +201,8 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
     if most > encoder.max_tokens:
         raise ConfigError(f"max_tokens={most}: {name} reads {encoder.max_tokens:,} at most. Lower it, or leave it out.")
     prompts, query_tokens = own_prompts(source) or {}, config.query_max_tokens
-    if isinstance(trained, ContrastiveConfig):
-        query_tokens = query_tokens or trained.query_max_tokens
+    if trained is not None:
+        query_tokens = query_tokens or cast(ContrastiveConfig, trained).query_max_tokens
     about = Described(
         config.pooling or (trained.pooling if trained is not None else None) or "mean",
         config.normalize is not False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
@@ -178,9 +178,10 @@ def read_folder(folder: Path) -> Described:
         DataError: see `read_content`; or it describes another architecture; names the difference.
     """
     described = read(read_content(folder), str(folder / CONFIG_JSON))
-    if not isinstance(described.objective, ContrastiveConfig):
+    if described.objective is None or not described.objective.compares:
         return described
-    return described._replace(objective=replace(described.objective, query_max_tokens=read_own(folder)[1]))
+    objective = cast(ContrastiveConfig, described.objective)
+    return described._replace(objective=replace(objective, query_max_tokens=read_own(folder)[1]))
 
 
 def read_content(folder: Path) -> dict[str, Any]:
