@@ -93,7 +93,7 @@ def _folder_of(name: str | Path) -> Iterator[Path]:
     source = open_model(folder)
     if source.missing:
         raise DataError(
-            f"{source.folder}: has no {', '.join(source.missing)}, and predicting tokens needs it. Name a model with "
+            f"{source.folder}: lacks {', '.join(source.missing)}, which predicting tokens needs. Name a model with "
             "its masked-LM head."
         )
     with tempfile.TemporaryDirectory() as parent:

@@ -242,7 +242,7 @@ def test_a_model_without_its_head_fills_nothing(
     """transformers would draw the head at random, and the predictions would be meaningless. An extra head is fine."""
     bare = published(transformers.BertModel, tmp_path / "bare", tiny_data / "tokenizer", max_position_embeddings=128)
     assert main(["fill", str(bare), "a [MASK]"]) == 65
-    assert "bare: has no decoder, head, and predicting tokens needs it" in capfd.readouterr().err
+    assert "bare: lacks decoder, head, which predicting tokens needs" in capfd.readouterr().err
     more = exported(tmp_path / "more", BERT, tiny_data / "tokenizer")
     capfd.readouterr()
     assert main(["fill", str(more), "a [MASK]"]) == 0
