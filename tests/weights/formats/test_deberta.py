@@ -89,7 +89,7 @@ def test_import_config_makes_a_run_of_a_released_model(tmp_path: Path, capsys: p
 def test_a_model_that_detects_replaced_tokens_is_continued_as_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its class in config.json is an encoder's, so the weights must be read; else it would be trained as a masked LM."""
+    """Its class in config.json is an encoder's, so the weights are read; else it becomes a masked LM."""
     encoder = build_model(V2, MaskedLmConfig()).model
     model = randomized(Discriminator(encoder))  # type: ignore[arg-type]
     folder = write(tmp_path / "hf", V2, model.state_dict())
