@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -124,3 +125,22 @@ def test_a_missing_folder_of_a_folder_is_made(typed: Typed, tmp_path: Path, verb
     assert main(typed(verb, place)) == 0
     (made,) = place.iterdir()
     assert made.is_dir() and os.listdir(made)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("verb", ["report", "init from", "embed", "export"])
+def test_what_a_killed_verb_leaves_is_removed_by_the_same_command(typed: Typed, tmp_path: Path, verb: str) -> None:
+    """Each kill used to leave a file or a whole model, under a name that `ls` hides, until the disk was full."""
+    words = typed(verb, tmp_path)
+    code = (
+        "import os, pathlib, sys; from modernbert_train.__main__ import main; from modernbert_train.core import files\n"
+        "replace, sync = pathlib.Path.replace, files.sync\n"
+        "end = lambda path: '.partial' in str(path) and os.kill(os.getpid(), 9)\n"
+        "pathlib.Path.replace = lambda path, target: end(path) or replace(path, target)\n"
+        "files.sync = lambda path: end(path) or sync(path)\n"
+        "main(sys.argv[1:])"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False)
+    assert killed.returncode == -9, killed.stderr.decode()
+    assert [*tmp_path.glob(".*.partial")]
+    assert main(words) == 0 and not [*tmp_path.glob(".*.partial")]

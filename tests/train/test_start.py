@@ -19,6 +19,7 @@ from modernbert_train.models.tiling import grow
 from modernbert_train.weights.formats import read_folder
 from tests.support import sources
 from tests.support.make_shards import make_texts, make_tokenizer
+from tests.support.matrix import system
 from tests.support.runs import records, weights
 from tests.support.sources import LARGER
 from tests.support.tiny_run import TINY_YAML, TinyRun
@@ -203,3 +204,13 @@ def test_an_id_of_the_hub_is_found_in_the_cache_without_a_network(
     capsys.readouterr()
     assert main(["train", *tiny_run(*STILL, "name=other", "weights.init_from=someone/else")]) == 65
     assert "someone/else: no such folder here, and the hub does not give it" in capsys.readouterr().err
+
+
+def test_heads_of_keys_that_equal_the_heads_may_be_left_open(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """An export writes their number, and was of another architecture than the run that made it."""
+    short = ("phases.long=null", "phases.short.tokens=600", "phases.short.batch_warmup=null")
+    words = system(tiny_run(*short), "llama", "mlm")
+    hf = tmp_path / "hf"
+    assert main(["train", *words, "name=given", "model.key_value_heads=2"]) == 0
+    assert main(["export", str(tmp_path / "runs/given"), "--out", str(hf)]) == 0
+    assert main(["train", *words, "name=open", "model.key_value_heads=null", f"weights.init_from={hf}"]) == 0
