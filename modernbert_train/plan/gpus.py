@@ -7,10 +7,12 @@ network. Prices are round numbers for on-demand rental, assumed in 2026-11: over
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 PRICE_DATE = "2026-11"
 MIB = 1 << 20
+_OF_DRIVER = 0.97  # torch counts 0.985 to 0.994 of the memory that nvidia-smi shows, without the driver's
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,52 @@ class Gpu:
     bf16: bool = True
     rocm: bool = False
 
+
+@dataclass(frozen=True)
+class RunGpus:
+    """The GPUs that a run computes on.
+
+    Attributes:
+        label: their name; if they differ, the smallest one's.
+        memory_bytes: memory of the smallest.
+        per_node: number in one machine.
+        bf16: True if all compute in it.
+        lacks: reasons why one of them supports neither compiled layers nor fused kernels, a few words each.
+    """
+
+    label: str
+    memory_bytes: int
+    per_node: int = 8
+    bf16: bool = True
+    lacks: tuple[str, ...] = ()
+
+    @classmethod
+    def of_kind(cls, gpu: HasMemory) -> RunGpus:
+        """Return several GPUs of one kind, able to do everything."""
+        return gpu if isinstance(gpu, cls) else cls(gpu.label, gpu.memory_bytes, gpu.per_node, gpu.bf16)
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> RunGpus:
+        """Read the result of `asdict`."""
+        return replace(cls(**tree), lacks=tuple(tree["lacks"]))
+
+    def hold_as(self, other: RunGpus, ranks: int) -> bool:
+        """True if a run of so many ranks that fits the others fits these, which are of their kind."""
+        like = replace(self, memory_bytes=other.memory_bytes, per_node=other.per_node) == other
+        shared = self.per_node >= min(ranks, other.per_node)
+        return like and shared and self.memory_bytes > _OF_DRIVER * other.memory_bytes
+
+    @classmethod
+    def of_ranks(cls, gpus: list[RunGpus]) -> RunGpus:
+        """Combine the GPUs of all ranks: only abilities that all of them have count."""
+        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
+        lacks = dict.fromkeys(reason for gpu in gpus for reason in gpu.lacks)
+        return cls(
+            smallest.label, smallest.memory_bytes, smallest.per_node, all(gpu.bf16 for gpu in gpus), tuple(lacks)
+        )
+
+
+HasMemory = Gpu | RunGpus
 
 GPUS: dict[str, Gpu] = {
     "b200": Gpu("B200", 2250e12, 183_359 * MIB, 8.0e12, 900e9, 50e9, 5.00),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from modernbert_train.config.classify import LoraConfig
 from modernbert_train.config.schema import (
@@ -30,6 +30,7 @@ from modernbert_train.config.schema import (
     OptimConfig,
 )
 from modernbert_train.plan.census import census
+from modernbert_train.plan.gpus import HasMemory
 from modernbert_train.plan.parameters import Parameters, count_parameters
 
 Strategy = Literal["ddp", "fsdp2", "hsdp"]
@@ -58,19 +59,6 @@ KEPT: Mapping[type[ModelConfig], Kept] = {
     ModernBertConfig: Kept(4, 3, True, 2),
     EsmConfig: Kept(2, 2, False, 1),  # without a gate
 }
-
-
-class HasMemory(Protocol):
-    """Memory of a kind of GPU: rows of GPUS have it, and `RunGpus` of speed_settings.py."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def memory_bytes(self) -> int: ...
-    @property
-    def per_node(self) -> int: ...
-    @property
-    def bf16(self) -> bool: ...
 
 
 def sharing_ranks(strategy: Strategy, ranks: int, shard_ranks: int | None, gpu: HasMemory) -> int:

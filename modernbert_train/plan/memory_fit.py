@@ -20,10 +20,10 @@ from modernbert_train.config.schema import (
     PhaseConfig,
     RunConfig,
 )
+from modernbert_train.plan.gpus import HasMemory
 from modernbert_train.plan.memory import (
     KEPT,
     TEXT_TOKENS,
-    HasMemory,
     Memory,
     Strategy,
     adapters_bytes,

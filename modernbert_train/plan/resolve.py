@@ -39,10 +39,10 @@ from modernbert_train.distributed.gpus import count_gpus, shown_gpus
 from modernbert_train.distributed.launched import from_launcher
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.plan.census import ENCODER_COUNTS
-from modernbert_train.plan.gpus import GPUS
-from modernbert_train.plan.memory import HasMemory, checkpoint_bytes
+from modernbert_train.plan.gpus import GPUS, HasMemory, RunGpus
+from modernbert_train.plan.memory import checkpoint_bytes
 from modernbert_train.plan.memory_fit import too_large
-from modernbert_train.plan.speed_settings import RunGpus, close_settings
+from modernbert_train.plan.speed_settings import close_settings
 
 if TYPE_CHECKING:
     from modernbert_train.weights.names import NamedModel

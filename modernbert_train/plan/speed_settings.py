@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +30,8 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.packages import missing_on_gpu
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.plan.memory import HasMemory, usable_bytes
+from modernbert_train.plan.gpus import HasMemory, RunGpus
+from modernbert_train.plan.memory import usable_bytes
 from modernbert_train.plan.memory_fit import configured_memory, microbatches, predicts
 from modernbert_train.plan.oom_backoff import read_backoff
 
@@ -41,54 +42,9 @@ CPU, OLD_GPU, GPU = "a CPU", "a GPU that cannot compile", "a GPU of capability 8
 OLDEST = (8, 0)  # minimum capability of GPU: the first with bf16
 # slowdown of a run that is neither compiled nor fused: ModernBERT-base on 8 H100 by `plan` (a test)
 SLOWER = 1.8
-_OF_DRIVER = 0.97  # torch counts 0.985 to 0.994 of the memory that nvidia-smi shows, without the driver's
 # On GPU; elsewhere open keys have the plain values of config/auto.py. Compiled, base made 374,000 tokens/s on an H200,
 # eager 223,000 (RESULTS, on a GPU); a fused update moves 40 bytes a weight, not 140 (RESULTS, by count).
 FAST: dict[str, Any] = {"compute.compile": True, "optim.fused": True}
-
-
-@dataclass(frozen=True)
-class RunGpus:
-    """The GPUs that a run computes on.
-
-    Attributes:
-        label: their name; if they differ, the smallest one's.
-        memory_bytes: memory of the smallest.
-        per_node: number in one machine.
-        bf16: True if all compute in it.
-        lacks: reasons why one of them supports neither compiled layers nor fused kernels, a few words each.
-    """
-
-    label: str
-    memory_bytes: int
-    per_node: int = 8
-    bf16: bool = True
-    lacks: tuple[str, ...] = ()
-
-    @classmethod
-    def of_kind(cls, gpu: HasMemory) -> RunGpus:
-        """Return several GPUs of one kind, able to do everything."""
-        return gpu if isinstance(gpu, cls) else cls(gpu.label, gpu.memory_bytes, gpu.per_node, gpu.bf16)
-
-    @classmethod
-    def from_json(cls, tree: dict[str, Any]) -> RunGpus:
-        """Read the result of `asdict`."""
-        return replace(cls(**tree), lacks=tuple(tree["lacks"]))
-
-    def hold_as(self, other: RunGpus, ranks: int) -> bool:
-        """True if a run of so many ranks that fits the others fits these, which are of their kind."""
-        like = replace(self, memory_bytes=other.memory_bytes, per_node=other.per_node) == other
-        shared = self.per_node >= min(ranks, other.per_node)
-        return like and shared and self.memory_bytes > _OF_DRIVER * other.memory_bytes
-
-    @classmethod
-    def of_ranks(cls, gpus: list[RunGpus]) -> RunGpus:
-        """Combine the GPUs of all ranks: only abilities that all of them have count."""
-        smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
-        lacks = dict.fromkeys(reason for gpu in gpus for reason in gpu.lacks)
-        return cls(
-            smallest.label, smallest.memory_bytes, smallest.per_node, all(gpu.bf16 for gpu in gpus), tuple(lacks)
-        )
 
 
 def gpus_of_run(compute: Compute) -> RunGpus | None:

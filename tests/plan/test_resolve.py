@@ -23,7 +23,7 @@ from modernbert_train.config.packages import missing_packages
 from modernbert_train.data import shard_sizes
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan import resolve
-from modernbert_train.plan.speed_settings import RunGpus
+from modernbert_train.plan.gpus import RunGpus
 from tests.support.probed import call_probed
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
