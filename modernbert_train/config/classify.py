@@ -80,6 +80,10 @@ class LabelledConfig(ObjectiveConfig):
     def trains_encoder(self) -> bool:
         return not self.freeze
 
+    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
+        """See `ObjectiveConfig`: once a sequence, or for every token; of words that is an upper bound."""
+        return {self.heads[0]: 1 / sequence_tokens if self.pools else 1.0}
+
     @property
     def min_labels(self) -> int:
         """Fewest classes."""
@@ -125,10 +129,6 @@ class ClassifyConfig(LabelledConfig):
     def label_scheme(self) -> tuple[str, ...]:
         return (self.kind,) if self.kind == "regression" else super().label_scheme  # an export names the one score
 
-    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`."""
-        return {"class": 1 / sequence_tokens}
-
     @property
     def num_logits(self) -> int:
         return 1 if self.kind == "regression" else len(self.labels)
@@ -156,7 +156,3 @@ class TagConfig(LabelledConfig):
     heads = ("tag",)
 
     label_unit = "words"
-
-    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: every token, an upper bound; words are fewer."""
-        return {"tag": 1.0}

@@ -9,7 +9,6 @@ another section is checked against that section's schema, and its key must be ma
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 import typing
@@ -36,6 +35,7 @@ from modernbert_train.config.renamed import (
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.config.value_types import as_meant, describe, fits, hints_of, spelled, spelled_out, without_none
 from modernbert_train.core.redact import has_secret, is_secret_name
+from modernbert_train.core.text import did_you_mean
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
@@ -143,7 +143,7 @@ def _sound_part(filling: _Filling, errors: Sequence[str]) -> tuple[Any, frozense
     keys = [tuple(key[0].split(".")) for key in found if key is not None and key[0].split(".")[0] in filling.root]
     if len(keys) < len(errors) or list(filling.resolve()):
         return None, frozenset()
-    for path in list(_missing(filling.root)):
+    for path in _missing(filling.root):
         section = _section_of(filling.root, path)
         hint = hints_of(section.schema)[path[-1]] if isinstance(section, _Section) else Any
         section[path[-1]] = spelled(1, without_none(hint))
@@ -212,12 +212,8 @@ def _made(value: Any) -> Any:
     return value
 
 
-def _missing(values: dict[str, Any], path: KeyPath = ()) -> Iterator[KeyPath]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _missing(value, (*path, key))
-        elif value == MISSING and isinstance(value, str):
-            yield (*path, key)
+def _missing(values: dict[str, Any]) -> list[KeyPath]:
+    return [path for path, value in _leaves(values) if isinstance(value, str) and value == MISSING]
 
 
 def _section_of(root: Any, path: KeyPath) -> Any:
@@ -302,7 +298,7 @@ class _Filling:
             return None
         name = None if value is None else value.get("name", default.get("name") if default else None)
         if not isinstance(name, str) or name not in table:
-            self._bad((*here, "name"), name, "one of " + ", ".join(table), _nearest(str(name), list(table)))
+            self._bad((*here, "name"), name, "one of " + ", ".join(table), did_you_mean(str(name), table))
             return None
         return table[name]
 
@@ -406,7 +402,10 @@ class _Filling:
         elif word:
             self._say(here, f"unknown key. {word}.")
         else:
-            near = _nearest(here[-1], names, ".".join(here[:-1])) or f" Known here: {', '.join(names) or 'none'}."
+            near = (
+                did_you_mean(here[-1], names, "".join(f"{part}." for part in here[:-1]))
+                or f" Known here: {', '.join(names) or 'none'}."
+            )
             self._say(here, f"unknown key.{near}")
 
     def _bad(self, here: KeyPath, value: Any, wanted: str, near: str = "") -> None:
@@ -438,14 +437,9 @@ def _names(schema: type) -> list[str]:
     return [field.name for field in dataclasses.fields(schema)]
 
 
-def _nearest(word: str, names: list[str], prefix: str = "") -> str:
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f" Did you mean {prefix + '.' if prefix else ''}{near[0]}?" if near else ""
-
-
 def _nearest_value(word: str, choices: list[str]) -> str:
     synonym = VALUE_SYNONYMS.get(word.lower())
-    return f" Here it is {synonym}." if synonym in choices else _nearest(word, choices)
+    return f" Here it is {synonym}." if synonym in choices else did_you_mean(word, choices)
 
 
 def _secret_in(value: Any) -> tuple[str, ...] | None:
@@ -471,7 +465,7 @@ def _dataclass_in_dict(hint: Any) -> type | None:
     return None
 
 
-def _leaves(tree: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(tree: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             yield from _leaves(value, (*path, str(key)))

@@ -32,10 +32,6 @@ class AnswerConfig(LabelledConfig):
 
     label_unit = "tokens"
 
-    def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`."""
-        return {"answer": 1.0}
-
 
 @dataclass(frozen=True, kw_only=True)
 class ChooseConfig(LabelledConfig):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
 
 from modernbert_train.config.schema import DataConfig, PhaseConfig
+from modernbert_train.core.text import did_you_mean
 
 _CLOSE = 1e-6  # tolerance of a sum of shares, for a user's rounding
 
@@ -74,9 +74,8 @@ def phase_shares(data: DataConfig, phases: Mapping[str, PhaseConfig]) -> Iterato
             continue
         for name in phase.streams:
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"Did you mean {here}.{near[0]}?" if near else f"Known: {', '.join(known)}."
-                yield f"{here}.{name}: no stream of data.streams. {hint}"
+                hint = did_you_mean(name, known, f"{here}.") or f" Known: {', '.join(known)}."
+                yield f"{here}.{name}: no stream of data.streams.{hint}"
         proportions = {n: each.proportion for n, each in phase.streams.items() if each.proportion is not None}
         bare = [name for name in phase.streams if name not in proportions]
         alpha = data.alpha if phase.alpha is None else phase.alpha

@@ -21,15 +21,16 @@ class Change(NamedTuple):
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Return the keys whose values differ, those of inner objects by their dotted path."""
-    old, new = _flat(before), _flat(now)
+    old, new = dotted(before), dotted(now)
     return [Change(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
 
 
-def _flat(tree: Any, path: str = "") -> dict[str, Any]:
+def dotted(tree: Any, path: str = "") -> dict[str, Any]:
+    """Return the values of a tree of mappings by their dotted paths; an empty mapping has none."""
     if not isinstance(tree, Mapping):
         return {path: tree}
     return {
-        key: value for name, inner in tree.items() for key, value in _flat(inner, f"{path}.{name}".strip(".")).items()
+        key: value for name, inner in tree.items() for key, value in dotted(inner, f"{path}.{name}".strip(".")).items()
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,12 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]
 def printable(text: str) -> str:
     """Escape control characters of untrusted text as in Python, so that a terminal does not interpret them."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def did_you_mean(word: str, names: Iterable[str], prefix: str = "", *, likeness: float = 0.5) -> str:
+    """Return a sentence, with a space before it, that names the word's nearest; empty if none is near enough."""
+    near = difflib.get_close_matches(word, [*names], n=1, cutoff=likeness)
+    return f" Did you mean {prefix}{near[0]}?" if near else ""
 
 
 def file_name(text: str, end: str = "", longest: int = 100) -> str:

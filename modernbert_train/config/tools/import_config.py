@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from modernbert_train.config.read import read_yaml
+from modernbert_train.core.claim import dotted
 from modernbert_train.errors import ConfigError
 
 # Their key -> this program's, with the same value.
@@ -172,22 +173,12 @@ class _Keys:
         self.file = file
         self.problems: list[str] = []
         self.notes: list[str] = []
-        self._values: dict[str, Any] = {}
-        tree = read_yaml(file, {}, self.problems)
+        self._values = dotted(read_yaml(file, {}, self.problems))
         if self.problems:
             raise ConfigError("\n".join(self.problems))
-        self._flatten("", tree)
         for key, value in self._values.items():
             if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
                 self._values[key] = self._values.get(match[1], value)
-
-    def _flatten(self, path: str, tree: dict[str, Any]) -> None:
-        for key, value in tree.items():
-            here = f"{path}.{key}" if path else key
-            if isinstance(value, dict):
-                self._flatten(here, value)
-            else:
-                self._values[here] = value
 
     def take(self, key: str, default: Any = _ABSENT) -> Any:
         return self._values.pop(key, default)
