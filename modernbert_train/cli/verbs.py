@@ -8,14 +8,13 @@ program with `make_parser()` and `main(arguments)`.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
 from typing import NamedTuple
 
 from modernbert_train.cli.parser import Parser
-from modernbert_train.core.text import table
+from modernbert_train.core.text import did_you_mean, table
 
 PREPARE, BEFORE, TRAIN, WATCH = "prepare data", "before training", "train", "watch"
 EVALUATE, PUBLISH, FINE_TUNE, DEVELOPER = "evaluate", "publish", "fine-tune", "developer"
@@ -173,9 +172,8 @@ def unknown_verb(word: str) -> str:
     """Return the error for an unknown verb."""
     if word in REMOVED:
         return f"error: {word}: this verb was removed. {REMOVED[word].now}\n"
-    near = difflib.get_close_matches(word, BY_NAME, n=1)
-    hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(BY_NAME)}."
-    return f"error: {word}: no such verb. {hint} {program_name()} --help lists them by task.\n"
+    hint = did_you_mean(word, BY_NAME, likeness=0.6) or f" Known: {', '.join(BY_NAME)}."
+    return f"error: {word}: no such verb.{hint} {program_name()} --help lists them by task.\n"
 
 
 def make_parser(verb: Verb) -> argparse.ArgumentParser:
