@@ -36,10 +36,10 @@ from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig,
 from modernbert_train.config.value_types import as_meant, describe, fits, hints_of, spelled, spelled_out, without_none
 from modernbert_train.core.redact import has_secret, is_secret_name
 from modernbert_train.core.text import did_you_mean
+from modernbert_train.core.trees import KeyPath, dotted, leaves
 from modernbert_train.errors import ConfigError
 
 T = TypeVar("T")
-KeyPath = tuple[str, ...]  # of a key
 
 _MAX_ERRORS = 100
 
@@ -173,7 +173,7 @@ def differences(old: Any, new: Any) -> list[tuple[str, Any, Any]]:
 
 def flat(config: Any) -> dict[str, Any]:
     """Return every value of a configuration by its dotted key."""
-    return {".".join(path): value for path, value in _leaves(dataclasses.asdict(config))}
+    return dotted(dataclasses.asdict(config))
 
 
 # --- checking against the schema ---------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def _made(value: Any) -> Any:
 
 
 def _missing(values: dict[str, Any]) -> list[KeyPath]:
-    return [path for path, value in _leaves(values) if isinstance(value, str) and value == MISSING]
+    return [path for path, value in leaves(values) if isinstance(value, str) and value == MISSING]
 
 
 def _section_of(root: Any, path: KeyPath) -> Any:
@@ -463,11 +463,3 @@ def _dataclass_in_dict(hint: Any) -> type | None:
     if typing.get_origin(hint) is dict and dataclasses.is_dataclass(args[1]):
         return typing.cast(type, args[1])
     return None
-
-
-def _leaves(tree: dict[str, Any], path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, (*path, str(key)))
-        else:
-            yield (*path, str(key)), value

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from modernbert_train.core.trees import dotted
 from modernbert_train.errors import ConfigError
 
 
@@ -21,17 +22,8 @@ class Change(NamedTuple):
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Return the keys whose values differ, those of inner objects by their dotted path."""
-    old, new = dotted(before), dotted(now)
+    old, new = ({key: value for key, value in dotted(tree).items() if value != {}} for tree in (before, now))
     return [Change(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
-
-
-def dotted(tree: Any, path: str = "") -> dict[str, Any]:
-    """Return the values of a tree of mappings by their dotted paths; an empty mapping has none."""
-    if not isinstance(tree, Mapping):
-        return {path: tree}
-    return {
-        key: value for name, inner in tree.items() for key, value in dotted(inner, f"{path}.{name}".strip(".")).items()
-    }
 
 
 def refuse(claim: str, changes: Collection[object], remedy: str) -> None:

@@ -22,6 +22,7 @@ from modernbert_train.config.evals import BASELINE, BITS_PER_BYTE
 from modernbert_train.config.read import read_yaml
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.core.text import date, shorten
+from modernbert_train.core.trees import dotted
 from modernbert_train.data.statistics import DATA
 from modernbert_train.errors import DataError
 from modernbert_train.report.curves import Following, History, state_of
@@ -273,18 +274,11 @@ def _events(history: History) -> list[list[Any]]:
 
 def _settings(file: Path) -> dict[str, str]:
     """Return every value of a configuration by its dotted key, unchecked: an older version may have written it."""
-    found: dict[str, str] = {}
-
-    def walk(tree: Mapping[str, Any], path: str) -> None:
-        for key, value in tree.items():
-            if isinstance(value, Mapping) and value:
-                walk(value, f"{path}{key}.")
-            else:
-                text = value if isinstance(value, str) else json.dumps(value, default=str)
-                found[shorten(f"{path}{key}", _NAME)] = shorten(text, _LETTERS)
-
-    walk(read_yaml(file, {}, []), "")
-    return found
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value, default=str)
+        for key, value in dotted(read_yaml(file, {}, [])).items()
+    }
+    return {shorten(key, _NAME): shorten(text, _LETTERS) for key, text in texts.items()}
 
 
 def _total_tokens(settings: Mapping[str, str]) -> float:

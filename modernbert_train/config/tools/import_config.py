@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from modernbert_train.config.read import read_yaml
-from modernbert_train.core.claim import dotted
+from modernbert_train.core.trees import dotted
 from modernbert_train.errors import ConfigError
 
 # Their key -> this program's, with the same value.
