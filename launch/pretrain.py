@@ -29,6 +29,7 @@ from modernbert_train.cli.arguments import read_run
 from modernbert_train.cli.parser import Parser, positive, token_count
 from modernbert_train.clock import Clock
 from modernbert_train.config.check import check
+from modernbert_train.config.describe import expected_steps
 from modernbert_train.config.load import load_run, load_typed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig
@@ -412,7 +413,7 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     drawn = load_typed(PrepareConfig, [place.data_yaml]).document_share
     passes += f", {drawn:.2g} of the documents" if drawn < 1 else ""
     hours = (record.get("question") or {}).get("hours")
-    steps = sum(phase.tokens / (phase.batch_rows * phase.row_tokens) for phase in config.phases.values())
+    steps = sum(map(expected_steps, config.phases.values()))
     yield "training", f"{tokens_text(config.total_tokens)} tokens{passes}; about {_two_digits(steps)} steps"
     if text and config.total_tokens > 1.05 * MAX_PASSES * text:
         yield "", f"more than {MAX_PASSES} passes: repeats teach less and less. More text would be better"

@@ -146,7 +146,7 @@ def _imported(module: str, where: str, name: str | None = None) -> Any:
         return found if name is None else getattr(found, name)
     except Exception as error:  # a user's code may raise anything
         raise PluginError(
-            f"{where}: cannot be imported: {_described(error)}. Fix the plugin, or install what it needs."
+            f"{where}: cannot be imported: {_described(error)}. Fix the plugin, or install its requirements."
         ) from error
 
 

@@ -21,7 +21,7 @@ class Change(NamedTuple):
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Return the keys whose values differ, those of inner objects by their dotted path."""
+    """Return the keys whose values differ, by dotted path; an empty object counts as missing."""
     old, new = ({key: value for key, value in dotted(tree).items() if value != {}} for tree in (before, now))
     return [Change(key, old.get(key), new.get(key)) for key in {**old, **new} if old.get(key) != new.get(key)]
 

@@ -24,6 +24,11 @@ def did_you_mean(word: str, names: Iterable[str], prefix: str = "", *, likeness:
     return f" Did you mean {prefix}{near[0]}?" if near else ""
 
 
+def is_plain_name(text: str) -> bool:
+    """Return True for letters, digits, `_` and `-`: a name that metrics, keys and files can have."""
+    return text.replace("_", "").replace("-", "").isalnum()
+
+
 def file_name(text: str, end: str = "", longest: int = 100) -> str:
     """Return a name for a file or folder: characters except letters, digits, `.`, `_` and `-` become `-`.
 

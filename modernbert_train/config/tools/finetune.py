@@ -11,6 +11,7 @@ from omegaconf import MISSING
 from modernbert_train.config.classify import LoraConfig
 from modernbert_train.config.kinds import KINDS, SPANS, KindName
 from modernbert_train.config.knob import bound_mistakes, knob
+from modernbert_train.core.text import is_plain_name
 
 _SHRINKS = "since it is the share by which weights shrink in a step; usual are 1e-6 to 1e-5"
 
@@ -161,4 +162,4 @@ def split_name_problems(validation: Mapping[str, str]) -> Iterator[str]:
 
 
 def _plain(name: str) -> bool:
-    return name.replace("_", "").replace("-", "").isalnum() and name not in ("heldout", "train")
+    return is_plain_name(name) and name not in ("heldout", "train")

@@ -10,6 +10,7 @@ from typing import Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.knob import bound_mistakes, knob
+from modernbert_train.core.text import is_plain_name
 
 MTEB = "mteb:"  # prefix of a task of mteb
 RANKING = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")  # metrics of a ranking
@@ -182,5 +183,5 @@ def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:
     if len({*columns}) < len(columns):
         yield f"query_column, positive_column and negative_columns name {', '.join(columns)}. Name each column once."
     for name in config.evaluate:
-        if not name.replace("_", "").replace("-", "").isalnum():
+        if not is_plain_name(name):
             yield f"evaluate.{name}: the name is used in results. Use letters, digits, '_' and '-'."

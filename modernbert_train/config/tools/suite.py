@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from modernbert_train.config.tools.retrieval import MTEB
+from modernbert_train.core.text import is_plain_name
 from modernbert_train.errors import ConfigError
 
 _MAX_CHOICES = 10_000  # runs of a task for each model and seed
@@ -141,12 +142,8 @@ def suite_problems(suite: SuiteConfig) -> Iterator[str]:
             yield f"published.{model}: {', '.join(unknown)} is not a task or group of this suite."
 
 
-def _plain(name: str) -> bool:
-    return name.replace("_", "").replace("-", "").isalnum()
-
-
 def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iterator[str]:
-    if not _plain(name):
+    if not is_plain_name(name):
         yield "name: it is part of the names of folders. Use letters, digits, '_' and '-'."
     if sum(each is not None for each in (task.finetune, task.retrieval, task.beir, task.mteb)) != 1:
         yield "finetune, retrieval, beir, mteb: name exactly one of them."
@@ -164,7 +161,7 @@ def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iter
     if task.submit and task.finetune is None:
         yield "submit: only for `finetune`."
     for file, part in task.submit.items():
-        if not _plain(file):
+        if not is_plain_name(file):
             yield f"submit.{file}: it is the name of a file. Use letters, digits, '_' and '-'."
         if {"", ".", ".."} & {*part.split.split("/")}:
             yield f"submit.{file}.split={part.split}: name a split of the task's data, or SUBSET/SPLIT."
