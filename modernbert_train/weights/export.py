@@ -79,37 +79,25 @@ def export_run(
     folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{found.folder.name}")
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
     part = _generator(found, source) if generator else _model(source, own_prompts(source))
-    shapes = {name: tuple(tensor.shape) for name, tensor in part.weights.items()}
     left_out = unsupported_heads(part.hub, part.weights, part.model)
-    export(
-        part.weights,
-        part.model,  # the architecture is the checkpoint's; the YAML may have changed since
-        hub=part.hub,
-        pairs=_reads_pairs(source),
-        extra=_predicts_from(source),
-        shapes=shapes,
-        order=source.order,
-        max_tokens=source.max_tokens,
-        tokenizer_folder=Path(config.data.tokenizer),
-        out=folder,
-        card=run_card(
-            found.config,
-            streams,
-            phase=found.state.phase,
-            part=part.kind,
-            model=part.model,
-            shapes=shapes,
-            left_out=left_out,
-            step=found.step,
-            tokens=found.state.tokens,
-            metrics=metrics,
-            licence=licence,
-            average=found.state.average,
-            averaged_by=found.state.averaged_by,
-            starts=read_starts(_trained_in(found, config)),
-            results=_results(found, config),
-        ),
+    card = run_card(
+        found.config,
+        streams,
+        phase=found.state.phase,
+        part=part.kind,
+        model=part.model,  # the architecture is the checkpoint's; the YAML may have changed since
+        shapes=part.shapes,
+        left_out=left_out,
+        step=found.step,
+        tokens=found.state.tokens,
+        metrics=metrics,
+        licence=licence,
+        average=found.state.average,
+        averaged_by=found.state.averaged_by,
+        starts=read_starts(_trained_in(found, config)),
+        results=_results(found, config),
     )
+    _write(part, source, Path(config.data.tokenizer), folder, card)
     for head in left_out:
         print(f"left out: {head}, which transformers' {source.model.name} cannot store")
     if not quiet:
@@ -147,23 +135,7 @@ def export_source(source: Source, out: Path, card: str = "") -> Path:
     """
     part = _model(source, own_prompts(source))
     with source.tokenizer_folder() as tokenizer:
-        export(
-            part.weights,
-            part.model,
-            hub=part.hub,
-            shapes={
-                name: tuple(tensor.shape)
-                for name, tensor in part.weights.items()
-                if name != DECODER or not part.model.tied
-            },
-            order=source.order,
-            max_tokens=source.max_tokens,
-            tokenizer_folder=tokenizer,
-            out=out,
-            card=card,
-            pairs=_reads_pairs(source),
-            extra=_predicts_from(source),
-        )
+        _write(part, source, tokenizer, out, card)
     return out
 
 
@@ -206,6 +178,28 @@ class _Part:
     model: ModelConfig
     weights: dict[str, Tensor]
     hub: HubFormat
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the weights; a tied decoder has none."""
+        tied = {DECODER} if self.model.tied else set()
+        return {name: tuple(tensor.shape) for name, tensor in self.weights.items() if name not in tied}
+
+
+def _write(part: _Part, source: Source, tokenizer: Path, out: Path, card: str) -> None:
+    export(
+        part.weights,
+        part.model,
+        hub=part.hub,
+        shapes=part.shapes,
+        order=source.order,
+        max_tokens=source.max_tokens,
+        tokenizer_folder=tokenizer,
+        out=out,
+        card=card,
+        pairs=_reads_pairs(source),
+        extra=_predicts_from(source),
+    )
 
 
 def _model(source: Source, prompts: Mapping[str, str] | None = None) -> _Part:

@@ -8,6 +8,7 @@ are one matrix here and three in transformers. Both conversions are exact.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from modernbert_train.config.albert import AlbertConfig
@@ -17,7 +18,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import bert
 from modernbert_train.weights.formats.config_json import PAIR_HEAD, Content
-from modernbert_train.weights.formats.table import Format, places
+from modernbert_train.weights.formats.table import SPECIAL, places
 
 # module of a unit here -> in a layer of transformers
 _ATTENTION: dict[str, tuple[str, ...]] = {
@@ -81,7 +82,8 @@ def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> t
     return AlbertConfig(**given, **sharing, num_layers=layers * inner, group_layers=inner), order
 
 
-FORMAT = Format(
+FORMAT = replace(
+    bert.FORMAT,
     config=AlbertConfig,
     model_type="albert",
     classes={"all": "AlbertForMaskedLM"},
@@ -97,9 +99,7 @@ FORMAT = Format(
         "norm_eps": "layer_norm_eps",
         "init_std": "initializer_range",
     },
-    activation="hidden_act",
-    dropout="hidden_dropout_prob",
-    without_dropout=("attention_probs_dropout_prob",),
+    special=SPECIAL,
     fixed={"tie_word_embeddings": True, "position_embedding_type": "absolute"},
     # xxlarge's
     defaults={
@@ -109,8 +109,6 @@ FORMAT = Format(
     names=_names,
     outside=_OUTSIDE,
     prefix="albert.",
-    body=("pooler.",),
-    unread=bert.FORMAT.unread,
     more=_more,
     build=_build,
 )  # fmt: skip

@@ -28,6 +28,11 @@ LAYER = {
 }
 # names of norms in TensorFlow, and in transformers 5
 OLD_NORMS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+CLS_HEAD = {
+    "head.dense": "cls.predictions.transform.dense",
+    "head.norm": "cls.predictions.transform.LayerNorm",
+    "decoder": "cls.predictions",
+}
 LM_HEAD = {"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm", "decoder": "lm_head"}
 EMBEDDINGS = {
     "model.embeddings.tok_embeddings": "embeddings.word_embeddings",
@@ -85,13 +90,8 @@ FORMAT = Format(
     layer="encoder.layer.",
     parts=LAYER,
     outside=EMBEDDINGS
-    | {
-        "head.dense": "cls.predictions.transform.dense",
-        "head.norm": "cls.predictions.transform.LayerNorm",
-        "decoder": "cls.predictions",
-        f"{PAIR_HEAD}.dense": "bert.pooler.dense",
-        f"{PAIR_HEAD}.classifier": "cls.seq_relationship",
-    },
+    | CLS_HEAD
+    | {f"{PAIR_HEAD}.dense": "bert.pooler.dense", f"{PAIR_HEAD}.classifier": "cls.seq_relationship"},
     body=("pooler.",),
     renamed=OLD_NORMS,
     unread=("embeddings.position_ids", "embeddings.token_type_ids"),

@@ -18,7 +18,7 @@ from modernbert_train.weights.formats import bert
 from modernbert_train.weights.formats.config_json import SIZES, Content
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.shape import Shape
-from modernbert_train.weights.formats.table import Format
+from modernbert_train.weights.formats.table import SPECIAL
 
 POSITIONS = ("c2p", "p2c")  # values of pos_att_type, in any order, also joined by |
 _LAYER = bert.LAYER | {
@@ -85,16 +85,15 @@ def _build_v1(raw: Content, given: dict[str, Any], order: Order, longest: int) -
     return _build(raw, given, order, longest, "v1")
 
 
-V1 = Format(
+V1 = replace(
+    bert.FORMAT,
     config=DebertaConfig,
     model_type="deberta",
     classes={"all": "DebertaForMaskedLM"},
     for_heads={TOKEN_HEAD: "DebertaModel"},
     keys=SIZES
     | {"max_positions": "max_position_embeddings", "norm_eps": "layer_norm_eps", "init_std": "initializer_range"},
-    activation="hidden_act",
-    dropout="hidden_dropout_prob",
-    without_dropout=("attention_probs_dropout_prob",),
+    special=SPECIAL,
     fixed={
         "relative_attention": True,
         "position_biased_input": False,
@@ -114,14 +113,11 @@ V1 = Format(
         "model.distance_norm": "encoder.LayerNorm",
         "model.convolution.dense": "encoder.conv.conv",
         "model.convolution.norm": "encoder.conv.LayerNorm",
-        "head.dense": "cls.predictions.transform.dense",
-        "head.norm": "cls.predictions.transform.LayerNorm",
-        "decoder": "cls.predictions",
+        **bert.CLS_HEAD,
         f"{TOKEN_HEAD}.transform.norm": "mask_predictions.LayerNorm",
         f"{TOKEN_HEAD}.transform.dense": "mask_predictions.dense",
         f"{TOKEN_HEAD}.classifier": "mask_predictions.classifier",
     },
-    body=("pooler.",),
     renamed={
         "mask_predictions.classifer.": "mask_predictions.classifier.",  # a typo of the published code
         "lm_predictions.lm_head.": "cls.predictions.transform.",

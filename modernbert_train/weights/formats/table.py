@@ -1,6 +1,7 @@
 """One class for every architecture: it reads and writes config.json and maps names of tensors, by a format's tables.
 
-A format states names, defaults and fixed values. `build` and `more` add the rest.
+A format states names, defaults and fixed values. `build` and `more` add the rest. The defaults are those of
+transformers' configuration classes, which cannot be asked here: importing one of them imports torch.
 """
 
 from __future__ import annotations
