@@ -27,7 +27,6 @@ RESIDUAL = 0.023  # share of the unigram loss; nine of ten runs left out of the 
 # unigram loss.
 SAMPLE = 0.05
 PER_DOUBLING = 0.01  # growth of the deviation for every doubling beyond the runs of the table
-# range of the table's runs: parameters without embeddings, tokens; and tokens of a batch
 # of the runs of the table: parameters without embeddings, tokens, and tokens of a batch
 PARAMETERS, TOKENS, BATCH = (148_000, 2_242_000), (401_000, 1_640_000), 2048
 MAX_HALF_RANGE = 0.25  # half a range, as a share of the unigram loss, above which no loss is predicted

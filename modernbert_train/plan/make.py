@@ -21,7 +21,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import read_card
-from modernbert_train.data.facts import DataFacts, missing_stream, read_facts
+from modernbert_train.data.facts import DataFacts, missing_stream
 from modernbert_train.data.unigram import held_out_unigram_loss
 from modernbert_train.plan.census import Census, census
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
@@ -233,9 +233,8 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
         _phase(now, texts[now.index], [each for each in ranges if each.phase == now.index]) for now in clock.phases
     )
     held_out_tokens, unigram_loss = _validation_tokens(data, config.eval, facts), None
-    if documents.streams and is_ruled(clock, from_scratch=config.from_scratch):
-        vocab_size = config.model.vocab_size
-        unigram_loss = held_out_unigram_loss(data, config.phases.values(), vocab_size, facts or read_facts(data))
+    if facts is not None and documents.streams and is_ruled(clock, from_scratch=config.from_scratch):
+        unigram_loss = held_out_unigram_loss(data, config.phases.values(), config.model.vocab_size, facts)
     return Plan(
         config=config,
         ranks=ranks,
