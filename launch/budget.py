@@ -22,6 +22,7 @@ from data_prep.sample import TextSample, TokenFacts, token_facts
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
+from modernbert_train.core.installed import path_of_children
 from modernbert_train.core.text import tokens_text
 from modernbert_train.distributed.gpus import shown_gpus
 from modernbert_train.errors import ConfigError
@@ -315,13 +316,12 @@ def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Spee
         module = "modernbert_train.train.measure_speed"
         command = [sys.executable, "-m", module, str(_MEASURED_SECONDS), str(median), *files]
         print(f"measuring this machine: $ python {' '.join(command[1:5])} ...", flush=True)
-        path = os.pathsep.join([str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")])
         process = subprocess.Popen(
             command,
             bufsize=0,  # `select` would not see a line in a buffer
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""},
+            env=os.environ | {"PYTHONPATH": path_of_children(), "CUDA_VISIBLE_DEVICES": ""},
         )
         try:
             yield lambda size: _next_speed(process)

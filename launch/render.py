@@ -13,9 +13,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from modernbert_train.config.launch import split_resource
 from modernbert_train.config.schema import RunConfig
@@ -38,7 +39,7 @@ LABELS = {
     }.items()
 }
 
-Values = dict[str, str | int | None]
+Values = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,13 @@ def render(
     nodes = nodes or launch.nodes
     resolve(config, nodes * ranks, purpose="submit")
     common: Values = {
+        **asdict(launch),
         "name": config.name,
         "nodes": nodes,
         "ranks": ranks,
         "gpus": None if config.compute.device == "cpu" else ranks,
-        "gpu": launch.gpu,
         "cpus": ranks * launch.cpus_per_rank,
-        "memory_gib": launch.memory_gib,
         "minutes": launch.time_limit_minutes,
-        "save_seconds": launch.save_seconds,
-        "retries": launch.retries,
-        "partition": launch.partition,
-        "account": launch.account,
-        "image": launch.image,
     }
     values = common | TARGETS[target].values(config, words, common)
     lines = (TEMPLATES / TARGETS[target].template).read_text(encoding="utf-8").splitlines()

@@ -48,6 +48,7 @@ from modernbert_train.cli.arguments import read_run  # noqa: E402
 from modernbert_train.cli.parser import Parser, positive  # noqa: E402
 from modernbert_train.config.schema import RunConfig  # noqa: E402
 from modernbert_train.core.files import write_out  # noqa: E402
+from modernbert_train.core.installed import path_of_children  # noqa: E402
 from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.distributed import orphans, scratch  # noqa: E402
 from modernbert_train.distributed.gpus import count_gpus  # noqa: E402
@@ -122,7 +123,7 @@ def _start(config: RunConfig, topology: Topology, train: list[str], gpus: int) -
         return modernbert_train(train)
     threads = max(1, (os.cpu_count() or 1) // topology.ranks_per_node)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYTHONPATH"] = path_of_children()
     os.environ[orphans.LAUNCHER] = str(os.getpid())
     from launch.ranks import start_ranks
 

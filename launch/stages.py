@@ -20,7 +20,7 @@ from typing import NamedTuple
 from modernbert_train.checkpoints.manifest import newest_step
 from modernbert_train.checkpoints.results import read_results
 from modernbert_train.cli.arguments import read_run
-from modernbert_train.core.installed import CHECKOUT, PACKAGE
+from modernbert_train.core.installed import CHECKOUT, path_of_children
 from modernbert_train.distributed.run_jobs import start
 from modernbert_train.errors import RunError, StoppedEarly
 from modernbert_train.report.listing import read_run_state
@@ -73,9 +73,7 @@ def _call(command: Sequence[str], watch: Callable[[], str | None]) -> int:
 
     If this process is killed the kernel sends it SIGTERM, so no training continues unseen.
     """
-    path = os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path}
-    process = start(command, environment, signal.SIGTERM, own_session=False)
+    process = start(command, os.environ | {"PYTHONPATH": path_of_children()}, signal.SIGTERM, own_session=False)
     handlers = {
         signal.SIGINT: lambda number, frame: None,
         signal.SIGTERM: lambda number, frame: process.send_signal(number),

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from datatrove.executor.base import PipelineExecutor
@@ -27,6 +26,7 @@ from data_prep.tasks.work import Work, read_work
 from data_prep.tasks.workers import Documents, Workers
 from data_prep.write.workspace import Part, is_at_work
 from modernbert_train.config.tools.prepare import ExecutorConfig
+from modernbert_train.core.installed import path_of_children
 from modernbert_train.errors import ConfigError, RunError
 
 logger.disable("datatrove")
@@ -151,8 +151,7 @@ def submit(stages: list[Stage], work: Work, config: ExecutorConfig) -> None:
         ConfigError: datatrove's executor does not know an option.
     """
     executor: PipelineExecutor | None = None
-    root = str(Path(__file__).resolve().parents[2])
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))  # of the tasks
+    os.environ["PYTHONPATH"] = path_of_children()
     for stage in stages:
         options = {
             "pipeline": list(stage.steps),

@@ -30,6 +30,14 @@ def import_as_here(*, is_program: bool) -> None:
         os.environ["PYTHONSAFEPATH"] = "1"
 
 
+def path_of_children() -> str:
+    """Return the PYTHONPATH with which child processes import this very package from any folder.
+
+    It never has an empty entry, which would be the current folder, whatever PYTHONSAFEPATH says.
+    """
+    return os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+
+
 def library_version(name: str) -> str:
     """Return the version of a package; a package bundled in our wheel lacks its metadata.
 

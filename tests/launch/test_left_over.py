@@ -13,6 +13,7 @@ from modernbert_train.distributed.launched import STORE, check_launch_variables
 from modernbert_train.errors import ConfigError
 from tests.support.tiny_run import RANK_VARIABLES, TinyRun
 
+ROOT = Path(__file__).parents[2]
 COMMAND = str(Path(sys.executable).parent / "modernbert-train")
 LEFT_OVER = {
     "a number of ranks": ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8 in the environment without RANK, LOCAL_RANK, MASTER_"),
@@ -58,3 +59,21 @@ def test_ranks_do_not_import_a_users_files_named_as_pythons(tiny_run: TinyRun, t
     command = [COMMAND, "launch", *words, "--ranks", "2"]
     ended = subprocess.run(command, cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+@pytest.mark.runs
+def test_the_speed_that_pretrain_measures_does_not_need_the_users_files_either(tmp_path: Path) -> None:
+    """Without a PYTHONPATH the measuring process had an empty entry in its own, which is the current folder."""
+    (tmp_path / "random.py").write_text('raise RuntimeError("the user\'s own")\n', encoding="utf-8")
+    (tmp_path / "texts").mkdir()
+    for number in range(30):
+        text = f"The text of document {number} has a few words. " * 50
+        (tmp_path / f"texts/{number}.txt").write_text(text, encoding="utf-8")
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from launch.pretrain import main; sys.exit(main())"
+    words = ["texts", "--size", "tiny", "--tokens", "100000", "--dry-run"]
+    environment = outside(PYTHONSAFEPATH="1")  # as the installed command sets it for its children
+    environment.pop("PYTHONPATH", None)
+    command = [sys.executable, "-P", "-c", code, *words]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    assert "measured on these" in ended.stdout, ended.stdout
