@@ -27,6 +27,7 @@ from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER
 from modernbert_train.weights.formats import HubFormat, export_format, format_of
 from modernbert_train.weights.formats.alone import DENSE, Alone
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
+from modernbert_train.weights.formats.table import EXPORTED_BY
 from modernbert_train.weights.formats.tensors import Shapes, from_hf, to_hf, unsupported_heads
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"
@@ -167,7 +168,7 @@ def _is_export(folder: Path) -> bool:
     """Return True if the folder is empty or holds only an earlier export of this program, so it may be replaced."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
     known = names <= EXPORTED_FILES and CONFIG_JSON in names
-    return not names or (known and "exported_by" in read_object(folder / CONFIG_JSON))
+    return not names or (known and EXPORTED_BY in read_object(folder / CONFIG_JSON))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

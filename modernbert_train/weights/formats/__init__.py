@@ -15,8 +15,9 @@ from modernbert_train.config.objective import Order
 from modernbert_train.config.read import shown
 from modernbert_train.config.schema import BertConfig, ContrastiveConfig, ModelConfig, ModernBertConfig
 from modernbert_train.core.own_files import require_own_files
+from modernbert_train.core.read_json import is_count
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.vocabulary import Vocabulary
+from modernbert_train.vocabulary import TOKENIZER_CONFIG, Vocabulary
 from modernbert_train.weights.formats import (
     albert,
     bert,
@@ -37,7 +38,7 @@ from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import ADAPTER_JSON, CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.headless import Headless, is_headless
-from modernbert_train.weights.formats.table import Format
+from modernbert_train.weights.formats.table import EXPORTED_BY, Format
 
 
 class HubFormat(Protocol):
@@ -177,7 +178,12 @@ def read_folder(folder: Path) -> Described:
     Raises:
         DataError: see `read_content`; or it describes another architecture; names the difference.
     """
-    described = read(read_content(folder), str(folder / CONFIG_JSON))
+    raw = read_content(folder)
+    described = read(raw, str(folder / CONFIG_JSON))
+    if EXPORTED_BY in raw and (folder / TOKENIZER_CONFIG).is_file():  # the longest text of training, in every format
+        given = read_object(folder / TOKENIZER_CONFIG).get("model_max_length")
+        longest = given if is_count(given) and given else described.max_tokens
+        described = described._replace(max_tokens=min(described.max_tokens, longest))
     if described.objective is None or not described.objective.compares:
         return described
     objective = cast(ContrastiveConfig, described.objective)

@@ -25,6 +25,7 @@ _SPECIAL = {
     "sep_token_id": "sep_id", "mask_token_id": "mask_id",
 }  # fmt: skip
 _EMBEDDING = "model.embeddings.tok_embeddings.weight"
+EXPORTED_BY = "exported_by"  # this program's key
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 # content with defaults, fields of the configuration, order by class, longest text -> configuration and order
@@ -144,7 +145,7 @@ class Format:
         about = {
             "architectures": [next(of_head, self.classes.get(order) or self.classes["all"])],
             "model_type": self.model_type,
-            "exported_by": f"modernbert_train {__version__}",
+            EXPORTED_BY: f"modernbert_train {__version__}",
             "dtype": "float32",
             **{theirs: getattr(config, ours) for ours, theirs in self.keys.items()},
             **self.fixed,

@@ -18,6 +18,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.models.bert import BertForMaskedLM
 from modernbert_train.weights.formats import bert, export_format, read, read_folder
 from modernbert_train.weights.formats.tensors import from_hf, to_hf, unsupported_heads
+from modernbert_train.weights.hf_folder import export
 from tests.weights.formats.models import (
     BERT,
     ROBERTA,
@@ -77,6 +78,15 @@ def test_a_roberta_has_the_exact_gelu_in_its_head() -> None:
         ConfigError, match=r"model\.activation=gelu_tanh: transformers' RoBERTa always has the exact GELU"
     ):
         describe(replace(ROBERTA, activation="gelu_tanh"))
+
+
+@pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
+def test_an_export_is_read_as_long_as_its_run(config: BertConfig, tokenizer_folder: Path, tmp_path: Path) -> None:
+    """config.json has the positions, 40; longer texts than in training would be cut elsewhere than by the run."""
+    config = replace(config, position_offset=min(config.position_offset, 1) * 12)  # its [PAD] is 11
+    export(weights_of(config), config, max_tokens=24, tokenizer_folder=tokenizer_folder, out=tmp_path / "hf", card="")
+    found = read_folder(tmp_path / "hf")
+    assert (found.model.max_positions, found.max_tokens) == (40, 24)
 
 
 def test_an_xlm_roberta_is_read_as_the_roberta_that_it_is(tmp_path: Path) -> None:
