@@ -16,13 +16,12 @@ from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import TrialState
 
 from launch.sweeps.rows import TrialRow, best_row, make_rows, param_text, ranked
-from launch.sweeps.space import Space, trial_name
+from launch.sweeps.space import Space, load_point, trial_name
 from launch.sweeps.store import Store
 from launch.sweeps.trial import write_yaml
 from modernbert_train.core.text import table
 from modernbert_train.errors import ConfigError
 from modernbert_train.report.page import write_comparison
-from modernbert_train.weights.names import read_config
 
 BEST = "best.yaml"
 PAGE = "results.html"
@@ -103,7 +102,7 @@ def write_best(space: Space, best: TrialRow, file: Path) -> str:
     sweep = space.sweep
     point = " ".join(space.overrides(best.params))
     ours = [f"name={sweep.name}-best", f"runs_folder={sweep.runs_folder}"]
-    config = read_config([Path(name) for name in sweep.run], [*sweep.overrides, *space.overrides(best.params), *ours])
+    config = load_point(sweep, [*space.overrides(best.params), *ours])
     figure = f"{sweep.objective} {best.value:.5g}"
     head = [f"Trial {best.slot} of {sweep.name}, {figure}: {point}", "", f"  python -m modernbert_train launch {file}"]
     write_yaml(file, config, head)

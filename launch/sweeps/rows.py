@@ -34,9 +34,7 @@ def make_rows(store: Store, folder: Path) -> list[TrialRow]:
 
 def best_row(rows: Sequence[TrialRow], direction: str) -> TrialRow | None:
     """Return the completed trial with the best figure, the first of equals."""
-    complete = [row for row in rows if row.value is not None]
-    sign = 1 if direction == "minimize" else -1
-    return min(complete, key=lambda row: sign * (row.value or 0.0), default=None)
+    return next((row for row in ranked(rows, direction) if row.value is not None), None)
 
 
 def ranked(rows: Sequence[TrialRow], direction: str) -> list[TrialRow]:

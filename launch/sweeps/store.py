@@ -34,7 +34,8 @@ from launch.sweeps.optuna_internals import draw, id_of
 from launch.sweeps.space import Space
 from modernbert_train.config.load import flat
 from modernbert_train.config.tools.sweep import SweepConfig
-from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.core.claim import changes, refuse
+from modernbert_train.errors import StorageError
 
 # attributes of an attempt
 SLOT = "slot"  # its trial, from 0
@@ -188,18 +189,9 @@ class Store:
         if before is None:
             self.study.set_user_attr(_SPEC, now)
             return
-        changed = [
-            f"{part}: {key}: {before[part].get(key)} -> {now[part].get(key)}"
-            for part in now
-            for key in dict.fromkeys([*before[part], *now[part]])
-            if before[part].get(key) != now[part].get(key)
-        ]
-        if changed:
-            raise ConfigError(
-                f"{self._sweep.name}: a sweep with this name exists and searches another space:\n  "
-                + "\n  ".join(changed)
-                + "\nGive this one another name, or restore the values."
-            )
+        changed = [f"{part}: {change}" for part in now for change in changes(before[part], now[part])]
+        claim = f"{self._sweep.name}: a sweep with this name exists and searches another space"
+        refuse(claim, changed, "Give this one another name, or restore the values.")
 
 
 def slots(attempts: Sequence[FrozenTrial]) -> dict[int, list[FrozenTrial]]:
