@@ -525,8 +525,8 @@ FAULTS = (
     Fault(
         "best-of-maximize",
         "launch/sweeps/rows.py",
-        "return min(complete, key=lambda row: sign * (row.value or 0.0), default=None)",
-        "return min(complete, key=lambda row: row.value or 0.0, default=None)",
+        "sign * (row.value or 0.0), row.slot))",
+        "row.value or 0.0, row.slot))",
         "the best trial of direction=maximize: the worst is written to best.yaml",
         ("tests/launch/test_sweep.py",),
     ),
