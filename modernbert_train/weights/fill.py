@@ -38,8 +38,8 @@ def fill(name: str | Path, texts: Sequence[str], top: int = 5) -> str:
     """
     import torch
 
-    with _folder_of(name) as folder:
-        tokenizer, model, from_before, by_query = _open(folder)
+    with _folder_of(name) as (folder, where):
+        tokenizer, model, from_before, by_query = _open(folder, where)
     lines = []
     for text in texts:
         encoded = tokenizer(text.replace(CONVENTION["mask"], tokenizer.mask_token), return_tensors="pt")
@@ -74,8 +74,9 @@ _LARGEST = {  # config.json's key -> largest value accepted
 
 
 @contextmanager
-def _folder_of(name: str | Path) -> Iterator[Path]:
-    """Yield a folder that transformers opens while the block runs: a temporary export, of any model known here."""
+def _folder_of(name: str | Path) -> Iterator[tuple[Path, Path]]:
+    """Yield a folder that transformers opens while the block runs, a temporary export of any model known here; and the
+    model's own folder."""
     from modernbert_train.weights.export import export_source
     from modernbert_train.weights.source import open_model
 
@@ -88,7 +89,7 @@ def _folder_of(name: str | Path) -> Iterator[Path]:
         kind = raw.get("model_type")
         is_wide = kind == "electra" and raw.get("embedding_size", 128) != raw.get("hidden_size", 256)  # a generator
         if isinstance(kind, str) and (kind not in FORMATS or is_wide):  # perhaps transformers knows it
-            yield folder
+            yield folder, folder
             return
     source = open_model(folder)
     if source.missing:
@@ -97,13 +98,13 @@ def _folder_of(name: str | Path) -> Iterator[Path]:
             "its masked-LM head."
         )
     with tempfile.TemporaryDirectory() as parent:
-        yield export_source(source, Path(parent) / "hf")
+        yield export_source(source, Path(parent) / "hf"), source.folder
 
 
-def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
+def _open(folder: Path, where: Path) -> tuple[Any, Any, bool, bool]:
     """Return tokenizer, model, and whether the token before the [MASK], or else a query token, predicts it.
 
-    No code of the folder runs, and nothing is fetched."""
+    No code of the folder runs, and nothing is fetched; messages name `where`."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar, get_verbosity, set_verbosity, set_verbosity_error
 
@@ -113,13 +114,13 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     kind, named = raw.get("model_type"), raw.get("architectures")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise DataError(
-            f"{folder / CONFIG_JSON}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder "
+            f"{where / CONFIG_JSON}: model_type={str(kind)[:80]}, which transformers does not know. Name the folder "
             "of an exported model, with model_type=modernbert. A neobert needs code from the hub, which this program "
             "does not run."
         )
     for key, most in _LARGEST.items():
         if isinstance(raw.get(key), int) and raw[key] > most:  # transformers would build it before it reads the weights
-            raise DataError(f"{folder / CONFIG_JSON}: {key}={str(raw[key])[:30]}, above the limit of {most:,}.")
+            raise DataError(f"{where / CONFIG_JSON}: {key}={str(raw[key])[:30]}, above the limit of {most:,}.")
     generates = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
     opener = AutoModelForCausalLM if generates else AutoModelForMaskedLM
     both = kind == xlnet.FORMAT.model_type  # transformers has one class for causal and bidirectional XLNet
@@ -131,7 +132,7 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     set_verbosity_error()  # unused heads are expected; missing weights raise an error below
     remedy = "Restore the folder from a copy, or export it again."
     try:
-        with anything_as(DataError, f"{folder}: transformers cannot open it", remedy):
+        with anything_as(DataError, f"{where}: transformers cannot open it", remedy):
             tokenizer = AutoTokenizer.from_pretrained(folder, **settings)
             opened: Any = opener.from_pretrained(folder, output_loading_info=True, **settings)
             model, loaded = opened
@@ -140,12 +141,12 @@ def _open(folder: Path) -> tuple[Any, Any, bool, bool]:
     # an ESM's head for contacts is not exported, and predicts no tokens
     if missing := [name for name in loaded["missing_keys"] if kind not in FORMATS or FORMATS[kind].today(name)]:
         raise DataError(
-            f"{folder}: the weights lack {min(missing)}, which predicting tokens needs. Name a model "
+            f"{where}: the weights lack {min(missing)}, which predicting tokens needs. Name a model "
             "with its masked-LM head."
         )
     if tokenizer.mask_token_id is None or len(tokenizer) > model.config.vocab_size:
         raise DataError(
-            f"{folder}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the "
+            f"{where}: the tokenizer has {len(tokenizer)} entries and the mask token {tokenizer.mask_token}, the "
             f"model has vocab_size={model.config.vocab_size}. Replace it by the tokenizer that the model was trained "
             "with."
         )
