@@ -129,6 +129,11 @@ class Source:
         needed = {module_of(name) for name in shapes_of(self.model, MaskedLmConfig())}
         return sorted((needed & {*MASKED_LM}) - self.modules)
 
+    def require_predictions(self, key: str, remedy: str) -> None:
+        """Raise ConfigError unless the model predicts tokens; `key` names its key."""
+        if self.missing:
+            raise ConfigError(f"{key}: has no {', '.join(self.missing)}, so it predicts no tokens. {remedy}")
+
     @contextmanager
     def tokenizer_folder(self) -> Iterator[Path]:
         """Yield the folder of the tokenizer, which exists while the block runs.
@@ -411,7 +416,9 @@ def find_origin(config: RunConfig) -> Origin | None:
     if (matrix := f"{TOKEN_PROJECTION}.weight") in found.keys() & shapes.keys():
         _check_token_vectors(found[matrix][0], shapes[matrix][0], f"weights.{key}={name}")
     if key == "grow_from":
-        needs_predictions(there, f"weights.{key}={name}")
+        source.require_predictions(
+            f"weights.{key}={name}", "Train one that does from it first, with weights.init_from."
+        )
     if key != "init_from":
         kept = there & here & {*MASKED_LM}  # other heads are neither grown nor shrunk
         drawn, left_out = tuple(sorted(here - kept)), tuple(sorted(there - kept))
@@ -458,19 +465,6 @@ def _rows(source: Source, config: RunConfig) -> TokenRows:
     with source.tokenizer_folder() as folder:
         check_vocabulary(config.weights, folder, config.data.tokenizer)
         return token_rows(folder, Path(config.data.tokenizer), source.model.vocab_size, config.model.vocab_size)
-
-
-def needs_predictions(modules: Collection[str], key: str) -> None:
-    """Raise ConfigError unless weights have a masked-LM head; `key` names their key.
-
-    Raises:
-        ConfigError: a module is missing; names it.
-    """
-    if missing := {*MASKED_LM} - {*modules}:
-        raise ConfigError(
-            f"{key}: has no {', '.join(sorted(missing))}, and only a masked-language model can be grown. Train one "
-            "from it first, with weights.init_from."
-        )
 
 
 def read_as(source: Source, model: ModelConfig) -> Source:

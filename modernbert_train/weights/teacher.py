@@ -151,11 +151,7 @@ def find_teacher(
     if most is not None and most < longest:
         raise ConfigError(f"{key}: has {most} positions, and rows are {longest} tokens long. Shorten row_tokens.")
     if objective.kl_weight:
-        if source.missing:
-            raise ConfigError(
-                f"{key}: has no {', '.join(source.missing)}, so it predicts no tokens. Set objective.kl_weight=0, or "
-                "name a model with a masked-LM head."
-            )
+        source.require_predictions(key, "Set objective.kl_weight=0, or name a model with a masked-LM head.")
         if there.vocab_size != model.vocab_size:
             raise ConfigError(
                 f"{key}: predicts {there.vocab_size} tokens, and model.vocab_size={model.vocab_size}. Make them equal, "

@@ -183,11 +183,9 @@ def open_sentence_model(name: str, config: EncodeConfig) -> Model:
                 check_sentence_model(str(folder), config)
                 model = _load(str(folder), config)
             else:
-                if config.pooling == "sparse" and (missing := encoder_source(name).missing):
-                    raise ConfigError(
-                        f"--model={name}: has no {', '.join(missing)}, and pooling=sparse reads the logits of a masked-"
-                        "language model. Name one, or another pooling."
-                    )
+                if config.pooling == "sparse":
+                    remedy = "Name a masked-language model, whose logits pooling=sparse reads; or another pooling."
+                    encoder_source(name).require_predictions(f"--model={name}", remedy)
                 model = _build(folder, config)
     limit = model.max_seq_length
     if limit is None:

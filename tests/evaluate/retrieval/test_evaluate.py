@@ -148,7 +148,7 @@ def test_sparse_vectors_are_searched_by_dot_product_and_their_terms_are_counted(
     AutoModel.from_pretrained(encoder).save_pretrained(tmp_path / "headless")
     AutoTokenizer.from_pretrained(encoder).save_pretrained(tmp_path / "headless")
     assert main([*words, str(tmp_path / "headless")]) == 78
-    assert "and pooling=sparse reads the logits of a masked-language model" in capsys.readouterr().err
+    assert "Name a masked-language model, whose logits pooling=sparse reads" in capsys.readouterr().err
 
 
 @pytest.mark.runs
