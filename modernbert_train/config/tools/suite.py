@@ -163,6 +163,8 @@ def _task_problems(name: str, task: SuiteTaskConfig, suite: SuiteConfig) -> Iter
     for file, part in task.submit.items():
         if not is_plain_name(file):
             yield f"submit.{file}: it is the name of a file. Use letters, digits, '_' and '-'."
+        if part.between and (len(part.between) != 2 or part.between[0] >= part.between[1]):
+            yield f"submit.{file}.between={part.between}: name the lowest score and the highest."
         if {"", ".", ".."} & {*part.split.split("/")}:
             yield f"submit.{file}.split={part.split}: name a split of the task's data, or SUBSET/SPLIT."
     if not task.trains and task.choices:

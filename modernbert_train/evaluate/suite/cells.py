@@ -172,7 +172,7 @@ def run_cells(
         finished: called after each that has a result.
     """
     outcome, by_name, begun, total = Outcome(), {cell.name: cell for cell in cells}, time.monotonic(), len(cells)
-    broken: dict[tuple[str, str], Failure] = {}  # texts and model whose data are missing or damaged, for every seed
+    broken: dict[Any, Failure] = {}  # texts and model whose data are missing or damaged, for every seed
     on_cpu = any("compute.device=cpu" in cell.overrides for cell in cells)
     gpus = 0 if on_cpu else count_gpus()
     places = min(jobs or gpus or 1, max(1, total))
@@ -239,8 +239,9 @@ def run_parts(jobs: Sequence[Job], environment: Mapping[str, str], done: str = "
     return failed
 
 
-def _texts(cell: Cell) -> tuple[str, str]:
-    return cell.texts or cell.task, cell.model
+def _texts(cell: Cell) -> tuple[object, ...]:
+    """Return what the runs of all seeds share; a choice may name other texts."""
+    return cell.texts or cell.task, cell.model, cell.overrides
 
 
 def _command(cell: Cell, out: Path) -> list[str]:

@@ -20,6 +20,9 @@ _LATEX = {each: f"\\{each}" for each in "&%$#_{}"} | {
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"$\pm$",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
 }
 _CSV = ("model", "published", "task", "split", "metric", "mean", "standard_deviation", "seeds", "of_seeds", "chosen")
 
@@ -108,9 +111,14 @@ def _shown(cell: Cell | None) -> str:
 
 
 def _for_latex(text: str) -> str:
-    return "".join(_LATEX.get(each, each) for each in " ".join(printable(text).split()))
+    return "".join(_LATEX.get(each, each) for each in _on_one_line(text))
 
 
 def _for_csv(text: str | None) -> str | None:
     """Return text that a spreadsheet does not take for a formula."""
-    return f"'{text}" if text and re.match(r"[=+\-@\t\r]", text) else text
+    text = text and _on_one_line(text)
+    return f"'{text}" if text and re.match(r"[=+\-@]", text) else text
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(printable(text).split())

@@ -148,6 +148,21 @@ def test_a_task_without_its_data_costs_one_start_and_no_other_task(
     assert "table.md" in capsys.readouterr().out
 
 
+@pytest.mark.runs
+def test_a_choice_whose_texts_are_missing_leaves_the_other_choices(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """As a rate that diverges does; both seeds of a choice miss the same file, and one of them looks for it."""
+    suite = write_suite({"tone": {"choices": {"max_tokens": [16, 32]}}})
+    plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, tmp_path / "out", ())
+    lost = [cell.name for cell in plan.cells(["tone"], choosing=True) if "max_tokens=16" in cell.overrides]
+    behave(plan, "fail", *lost)
+    (cell,) = run(suite, plan.out, fakes[0], code=65)["rows"][0]["cells"]
+    assert cell["chosen"] == "max_tokens=32" and cell["n"] == cell["of"] == 2 and len(began(plan.out)) == 3
+    reason = "failed with exit code 65: error: the texts are missing. Name others."
+    assert cell["failed"] == [f"max_tokens=16 seed 1, max_tokens=16 seed 2: {reason}"]
+
+
 def behave(plan: Plan, how: str, *names: str) -> None:
     plan.out.mkdir(exist_ok=True)
     (plan.out / fake_runs.BEHAVE).write_text(json.dumps({how: names}))
@@ -239,6 +254,8 @@ def test_names_of_files_are_no_markup_and_no_paths(
     assert r"| a\|b&lt;img src=x>\[y\](z)\\x1b\[2J | " in text and "\x1b" not in text + shown
     assert r"| \*them\* # x (published) | 90.00 |" in text and ": &lt;b>. Not run" in text
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"table.md", "logs"}
+    assert r"a\textbar{}b\textless{}img src=x\textgreater{}" in (tmp_path / "out/table.tex").read_text()
+    assert "\x1b" not in (tmp_path / "out/table.csv").read_text()
 
 
 @pytest.mark.parametrize(
@@ -267,6 +284,7 @@ def test_names_of_files_are_no_markup_and_no_paths(
         ({"a b": {}}, {}, "it is part of the names of folders"),
         ({"a": {"submit": {"../../x": {"split": "test"}}}}, {}, r"submit\.\.\./\.\./x: it is the name of a file"),
         ({"a": {"submit": {"x": {"split": "../test"}}}}, {}, r"submit\.x\.split=\.\./test: name a split"),
+        ({"a": {"submit": {"x": {"split": "test", "between": [5]}}}}, {}, r"between=\[5\.0\]: name the lowest score"),
     ],
 )
 def test_mistakes_in_a_suite_are_reported_with_their_key(
