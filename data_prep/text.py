@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from data_prep.report import REPORT, Fingerprint, describe
 from modernbert_train.config.tools.prepare import PrepareConfig
+from modernbert_train.core.installed import require
 
 if TYPE_CHECKING:
     from data_prep.tasks.executors import Stage
@@ -24,11 +25,10 @@ def check(config: PrepareConfig) -> None:
     from data_prep.clean.contamination import evaluations_of
     from data_prep.clean.filters import make_screen
     from data_prep.make_tokenizer import adapt_tokenizer, dropout_line
-    from data_prep.read.html import require_library
 
     for name, source in config.sources.items():
         if source.strip == "html":
-            require_library(f"sources.{name}.strip")
+            require("html", "inscriptis", key=f"sources.{name}.strip=html")
     make_screen(config.filters)
     evaluations_of(config)
     if config.tokenizer.path is not None:

@@ -30,12 +30,12 @@ from data_prep.make_tokenizer import (
 )
 from data_prep.program import finish
 from data_prep.read.documents import Document, read_source
-from data_prep.read.html import require_library
 from data_prep.superbpe import train_superbpe
 from data_prep.trim_tokenizer import trim_tokenizer
 from data_prep.write.workspace import workspace
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, TokenizerConfig, prepare_problems
+from modernbert_train.core.installed import require
 from modernbert_train.data.read.encodings import UTF_8
 from modernbert_train.errors import ConfigError, DataError, in_words_of
 from modernbert_train.vocabulary import CONVENTION
@@ -119,7 +119,7 @@ def _sources(parsed: argparse.Namespace) -> dict[str, SourceConfig]:
     """Return a source for each text of a command line."""
     own = {key: getattr(parsed, key) for key in ("kind", "text_field", "encoding", "strip")}
     if parsed.strip == "html":
-        require_library("--strip")
+        require("html", "inscriptis", key="--strip=html")
     return {f"text{i}": SourceConfig(**own, path=path) for i, path in enumerate(parsed.text)}
 
 

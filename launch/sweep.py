@@ -13,13 +13,13 @@ database.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from pathlib import Path
 
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems
+from modernbert_train.core.installed import require
 from modernbert_train.core.text import printable
 from modernbert_train.errors import ConfigError, exit_code_of
 
@@ -32,8 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _sweep(options: argparse.Namespace) -> None:
     sweep = read_sweep(options.sweep)
-    if importlib.util.find_spec("optuna") is None:
-        raise ConfigError("the package optuna, which searches, is not installed. Install it with pip.")
+    require("sweep", "optuna")
     if options.results:
         from launch.sweeps.results import show_results
         from launch.sweeps.space import make_space

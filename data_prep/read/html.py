@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 from modernbert_train.core.files import ending
-from modernbert_train.errors import ConfigError
 
 MARKUP = (".html", ".htm", ".xhtml")  # files with tags and scripts between the text
 STRIPPED = "stripped_html"
@@ -34,9 +32,3 @@ def html_text(markup: str) -> str:
         return str(get_text(markup.removeprefix("\ufeff")))
     except Exception as error:  # of lxml
         raise ValueError(f"{type(error).__name__}: {error}") from None
-
-
-def require_library(key: str) -> None:
-    """Raise ConfigError if inscriptis is missing; names the key that needs it."""
-    if importlib.util.find_spec("inscriptis") is None:
-        raise ConfigError(f"{key}=html: inscriptis is not installed. Run pip install 'modernbert-train[html]'")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+from modernbert_train.errors import ConfigError
 
 PACKAGE = Path(__file__).resolve().parents[1]  # the folder modernbert_train
 _IN_WHEEL = PACKAGE / "yamls"  # put there by requirements/bundle.py, like BUNDLED
@@ -36,6 +39,19 @@ def path_of_children() -> str:
     It never has an empty entry, which would be the current folder, whatever PYTHONSAFEPATH says.
     """
     return os.pathsep.join(filter(None, [str(PACKAGE.parent), os.environ.get("PYTHONPATH")]))
+
+
+def require(extra: str, *libraries: str, key: str = "") -> None:
+    """Raise if a library of an extra is not installed; libraries are looked up without import.
+
+    Raises:
+        ConfigError: names the missing libraries, and the key that needs them, with the command that installs them.
+    """
+    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
+        raise ConfigError(
+            f"{key or extra}: needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            f"installed. pip install 'modernbert-train[{extra}]'"
+        )
 
 
 def library_version(name: str) -> str:

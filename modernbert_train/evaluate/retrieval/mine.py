@@ -13,7 +13,7 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.retrieval import MineConfig, mine_problems
 from modernbert_train.core.claim import changes, refuse
-from modernbert_train.core.files import os_errors_as, write_out
+from modernbert_train.core.files import ending, os_errors_as, values_as, write_out
+from modernbert_train.core.installed import require
 from modernbert_train.core.read_json import read_json
+from modernbert_train.data.read.task_rows import ENDS, table_rows
 from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.evaluate.retrieval.beir import beir_folder, training_pairs
 from modernbert_train.evaluate.retrieval.kept import kept_vectors, weights_sha256
-from modernbert_train.evaluate.retrieval.pairs import read_all
-from modernbert_train.evaluate.retrieval.runs import require
 from modernbert_train.evaluate.retrieval.sentence_model import (
     check_model,
     describe,
@@ -73,7 +74,7 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
     require("retrieval", "sentence_transformers", "datasets")
     check_model(model, config)
     out, report = Path(config.out), Path(f"{config.out}{REPORT}")
-    rows, counts = read_all(dict(zip(files, files, strict=True)), config)
+    rows, counts = _read_all(dict(zip(files, files, strict=True)), config)
     pairs = list(rows)
     if len({positive for _, positive in pairs}) < 2:
         raise DataError(
@@ -106,6 +107,37 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
     shutil.rmtree(f"{config.out}.work")
     print(_described(out, about))
     return out
+
+
+def _read_all(names: Mapping[str, str], config: MineConfig) -> tuple[dict[tuple[str, ...], None], dict[str, int]]:
+    """All rows of files or BEIR folders, named as in messages, and how many were left out by reason.
+
+    Raises:
+        DataError: a file is missing, broken or lacks a column.
+    """
+    skipped = dict.fromkeys(("skipped_empty", "skipped_duplicates"), 0)
+    rows: dict[tuple[str, ...], None] = {}
+    for named, name in names.items():
+        for row in _rows(beir_folder(name, config.beir_folder), named, config):
+            if not all(text.strip() for text in row):
+                skipped["skipped_empty"] += 1
+            elif row in rows:
+                skipped["skipped_duplicates"] += 1
+            else:
+                rows[row] = None
+    return rows, skipped
+
+
+def _rows(path: Path, named: str, config: MineConfig) -> Iterator[tuple[str, ...]]:
+    if path.is_dir():
+        yield from training_pairs(path, config.train_split)
+        return
+    if ending(path) not in ENDS:
+        raise DataError(f"{named}: of which kind is it? Name one of {', '.join(ENDS)}, or a BEIR folder.")
+    columns = [config.query_column, config.positive_column]
+    with values_as(DataError, named):
+        for row in table_rows(path, columns, keys="query_column and positive_column"):
+            yield row.texts
 
 
 def _asked(config: MineConfig, model: SentenceTransformer, pairs: Sequence[tuple[str, ...]]) -> dict[str, Any]:

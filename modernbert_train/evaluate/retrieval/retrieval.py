@@ -12,11 +12,12 @@ from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.retrieval import MTEB, EvaluateConfig, MeasureConfig, retrieval_problems
 from modernbert_train.core.files import errors_to
+from modernbert_train.core.installed import require
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.result import RESULT, write_figures
 from modernbert_train.evaluate.finetune.task import run_name
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
-from modernbert_train.evaluate.retrieval.runs import MODEL, require
+from modernbert_train.evaluate.retrieval.runs import MODEL
 from modernbert_train.evaluate.retrieval.sentence_model import check_model
 from modernbert_train.evaluate.retrieval.sets import SHOWN, Figures, Set, find_task, mean_of, measure, open_set
 

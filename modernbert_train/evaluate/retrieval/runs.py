@@ -1,8 +1,7 @@
-"""Check for optional libraries, and open an encoder by its name, or as a folder that transformers opens."""
+"""Open an encoder by its name, or as a folder that transformers opens."""
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,19 +16,6 @@ if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
 
 MODEL = "st"  # folder of the trained model, in a run's folder
-
-
-def require(extra: str, *libraries: str) -> None:
-    """Raise if a library is not installed; libraries are looked up without import.
-
-    Raises:
-        ConfigError: names the missing libraries and the command that installs them.
-    """
-    if missing := [name for name in libraries if importlib.util.find_spec(name) is None]:
-        raise ConfigError(
-            f"{extra}: needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed. "
-            f"pip install 'modernbert-train[{extra}]'"
-        )
 
 
 def choose_device(asked: Literal["auto", "cpu", "cuda"]) -> str:
