@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from modernbert_train.__main__ import main
 from modernbert_train.core.tensor_files import read_tensors
+from modernbert_train.weights.adapter import WEIGHTS
 from tests.support.finetuning import FAST, finetune, weights
 from tests.support.labelled import WriteTask, sentences
 
@@ -132,6 +134,13 @@ def test_targets_and_dropout_repeat_to_the_bit(write_task: WriteTask, models: di
     finetune(task, models["modernbert"], tmp_path / "a", *words)
     trained = weights(tmp_path / "a" / "tone")
     assert {key.split(".")[-3] for key in trained if ".lora_" in key} == {"Wqkv"}
+    # vLLM's loader: a name is base_model.model, a module and lora_A or lora_B; other tensors are modules_to_save alone
+    adapter = tmp_path / "a" / "tone" / "adapter"
+    about, tensors = json.loads((adapter / "adapter_config.json").read_text()), read_tensors(adapter / WEIGHTS)
+    matrices = [key for key in tensors if re.fullmatch(r"base_model\.model\.(model\.\S+)\.lora_[AB]\.weight", key)]
+    assert {key.split(".", 5)[5].rpartition(".lora_")[0] for key in matrices} == set(about["target_modules"])
+    assert {key.split(".")[2] for key in tensors.keys() - matrices} == set(about["modules_to_save"])
+    assert about["bias"] == "none" and about["lora_alpha"] / about["r"] == 2
     finetune(task, models["modernbert"], tmp_path / "b", *words)
     again = weights(tmp_path / "b" / "tone")
     assert all(torch.equal(trained[key], again[key]) for key in trained)
