@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ import_stubs.install()
 from torchmetrics.functional import classification, regression  # noqa: E402
 
 Tags = Sequence[str]
+Metric = Callable[[Tensor, Tensor], Any]  # of predictions and labels
 
 
 def accuracy(told_N: Tensor, labels_N: Tensor) -> float:
@@ -56,14 +57,12 @@ def matthews(told_N: Tensor, labels_N: Tensor) -> float:
 
 def pearson(told_N: Tensor, scores_N: Tensor) -> float:
     """Pearson's correlation; NaN where all scores are one."""
-    return float(regression.pearson_corrcoef(told_N.double(), scores_N.double()))
+    return _correlation(regression.pearson_corrcoef, told_N, scores_N)
 
 
 def spearman(told_N: Tensor, scores_N: Tensor) -> float:
     """Spearman's correlation of ranks, equal ones sharing theirs; NaN where all scores are one."""
-    found = regression.spearman_corrcoef(told_N.double(), scores_N.double())
-    varies = bool(told_N.min() < told_N.max()) and bool(scores_N.min() < scores_N.max())
-    return float(found) if varies else float("nan")
+    return _correlation(regression.spearman_corrcoef, told_N, scores_N)
 
 
 def exact(told_NL: Tensor, labels_NL: Tensor) -> float:
@@ -73,19 +72,29 @@ def exact(told_NL: Tensor, labels_NL: Tensor) -> float:
 
 def micro_f1_of_many(told_NL: Tensor, labels_NL: Tensor) -> float:
     """F1 of all classes of all texts together."""
-    return float(classification.multilabel_f1_score(told_NL, labels_NL, labels_NL.shape[1], average="micro"))
+    return _f1_of_many(told_NL, labels_NL, "micro")
 
 
 def macro_f1_of_many(told_NL: Tensor, labels_NL: Tensor) -> float:
     """Return the mean of the classes' F1."""
-    return float(classification.multilabel_f1_score(told_NL, labels_NL, labels_NL.shape[1], average="macro"))
+    return _f1_of_many(told_NL, labels_NL, "macro")
+
+
+def _f1_of_many(told_NL: Tensor, labels_NL: Tensor, average: Literal["micro", "macro"]) -> float:
+    if labels_NL.shape[1] == 1:  # which torchmetrics refuses
+        return float(classification.binary_f1_score(told_NL[:, 0], labels_NL[:, 0]))
+    return float(classification.multilabel_f1_score(told_NL, labels_NL, labels_NL.shape[1], average=average))
+
+
+def _correlation(measure: Metric, told_N: Tensor, scores_N: Tensor) -> float:
+    varies = all(bool(each_N.min() < each_N.max()) for each_N in (told_N, scores_N))
+    return float(measure(told_N.double(), scores_N.double())) if varies else float("nan")
 
 
 def _classes(told_N: Tensor, labels_N: Tensor) -> int:
     return max(2, int(torch.maximum(told_N.max(), labels_N.max())) + 1)
 
 
-Metric = Callable[[Tensor, Tensor], float]  # of predictions and labels
 OF_CLASSES: Mapping[str, Metric] = {
     "accuracy": accuracy, "f1": f1, "macro_f1": macro_f1, "relation_f1": relation_f1, "matthews": matthews,
 }  # fmt: skip
@@ -115,11 +124,13 @@ def several_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[s
 
     Args:
         logits_NL: of each text.
-        labels: 0 or 1 for each class, N x L.
+        labels: 0 or 1 for each class, N x L or more; classes from L on lack logits, are never predicted, and the loss
+            leaves them out.
         metrics: names of `OF_SEVERAL`.
     """
-    predicted_NL, labels_NL = (logits_NL > 0).long(), torch.from_numpy(labels).long()
-    loss = float(F.binary_cross_entropy_with_logits(logits_NL.double(), labels_NL.double()))
+    known, labels_NL = logits_NL.shape[1], torch.from_numpy(labels).long()
+    predicted_NL = F.pad((logits_NL > 0).long(), (0, labels_NL.shape[1] - known))
+    loss = float(F.binary_cross_entropy_with_logits(logits_NL.double(), labels_NL[:, :known].double()))
     return {"loss": loss, **finite(logits_NL, {name: OF_SEVERAL[name](predicted_NL, labels_NL) for name in metrics})}
 
 

@@ -35,7 +35,9 @@ class Classify:
         assert text.labels is not None
         width, found = settings.num_logits, text.labels
         if settings.kind == "single-label":
-            found, width = np.where(found < width, found, IGNORED_LABEL), 1
+            found = np.where(found < width, found, IGNORED_LABEL)
+        elif settings.kind == "multi-label":
+            found = found[:, :width]
         elif settings.kind == "regression":
             found = found.astype(np.float32).view(np.int32)
         spare = len(text.ids_T) // 3 - len(found)  # a sequence has at least three tokens

@@ -12,17 +12,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.checkpoints.results import keep_result
-from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.core.files import write_whole
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.best import Outcome, find_outcome, remove_others
+from modernbert_train.evaluate.finetune.examples import TRAIN
 from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.predictions import write_predictions
 from modernbert_train.evaluate.finetune.result import ADAPTER, PREDICTIONS, RESULT, write_figures
@@ -38,7 +35,7 @@ from modernbert_train.evaluate.finetune.task import (
     read_task,
     run_name,
 )
-from modernbert_train.train.recipes import adamw, first_weights, folder_of, packing_window, phase
+from modernbert_train.train.recipes import adamw, first_weights, folder_of, phase, run_of, training_of
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.adapter import export_adapter
@@ -84,6 +81,8 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     result = folder / RESULT
     if speaks_for_all():
         outcome = find_outcome(config, task)
+        if task.best is not None and not math.isfinite(outcome.figures[next(iter(task.validation))][task.best]):
+            print(f"warning: best={task.best}: undefined at every epoch, so the last one counts")
         if _cannot_export(config) is None:
             export_run(config, checkpoint=outcome.checkpoint, out=folder / "hf")
             if task.lora is not None:
@@ -137,17 +136,8 @@ def _run(
         positions=source.model.max_positions,
         warmup=task.warmup,
     )
-    tree: dict[str, Any] = {
-        "plugins": [] if source.checkpoint is None else source.checkpoint.config.plugins,
-        "data": {
-            "train": str(prepared.folder / "train"),
-            "tokenizer": str(prepared.tokenizer),
-            "packing_window": packing_window(prepared.texts),
-        },
-        "model": asdict(source.model),
-        "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
+    sections: dict[str, Any] = {
         "objective": _objective(task, source, prepared),
-        "compute": {"compile": False},  # compiling takes a minute, in a run of a few minutes
         "optim": adamw(task.lr, task.weight_decay / task.lr, task.max_grad_norm, overrides),
         "phases": {PHASE: only},
         "evals": {
@@ -162,9 +152,12 @@ def _run(
         },
         "checkpoint": {"keep": 1} | ({} if task.best is None else {"interval_tokens": prepared.tokens}),
     }
-    file = folder / RUN_YAML
-    write_whole(file, yaml.safe_dump(tree, sort_keys=False))
-    return load_run([file], overrides)
+    of_data: dict[str, Any] = {
+        "train": prepared.folder / TRAIN,
+        "tokenizer": prepared.tokenizer,
+        "texts": prepared.texts,
+    }
+    return run_of(folder / RUN_YAML, source, named, sections, overrides, **of_data)
 
 
 def _objective(task: TaskConfig, source: Source, prepared: Prepared) -> dict[str, Any]:
@@ -205,7 +198,6 @@ def write_result(
     outcome: Outcome,
 ) -> None:
     """Write the result of a run; figures that are NaN or infinite become null. `wanted`: see `asked`."""
-    phase = config.phases[PHASE]
     sections = ("large", "frozen", "labels", "lora")
     settings = {each.name: getattr(task, each.name) for each in fields(task) if each.name not in sections}
     write_figures(
@@ -223,13 +215,7 @@ def write_result(
         | ({} if task.lora is None else {"lora": asdict(task.lora)}),
         labels=list(prepared.labels),
         unseen={name: list(each) for name, each in prepared.unseen.items()},
-        training={
-            "tokens": config.total_tokens,
-            "row_tokens": phase.row_tokens,
-            "batch_rows": phase.batch_rows,
-            "lr": config.optim.lr,
-            "weight_decay_of_optimizer": config.optim.weight_decay,
-        },
+        training=training_of(config) | {"lr": config.optim.lr, "weight_decay_of_optimizer": config.optim.weight_decay},
         asked=wanted,
     )
 

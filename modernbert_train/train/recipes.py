@@ -1,15 +1,22 @@
-"""Keys of a run that follow from a recipe of texts, epochs and a rate, for `finetune` and `retrieval train`."""
+"""A run that follows from a recipe of texts, epochs and a rate, for `finetune` and `retrieval train`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import write_whole
 from modernbert_train.data.packing import WINDOW
+from modernbert_train.evaluate.finetune.task import UNTRAINED, Named
+from modernbert_train.weights.source import Source
 
 _MICROBATCH_TOKENS = 16_384
 
@@ -24,6 +31,44 @@ def first_weights(config: RunConfig) -> str:
     """Return the source of the run's initial weights, from its record; newer checkpoints may exist by now."""
     entries = RunFolder(config).read_metrics()
     return next((str(entry.get("from", "")) for entry in entries if entry.get("kind") == "start"), "")
+
+
+def run_of(
+    file: Path,
+    source: Source,
+    named: Named,
+    sections: Mapping[str, Any],
+    overrides: Sequence[str],
+    *,
+    train: Path,
+    tokenizer: Path,
+    texts: int,
+) -> RunConfig:
+    """Write a recipe's run into a YAML file, and return it.
+
+    Args:
+        file: in the folder of the run.
+        source, named: the model that it begins with.
+        sections: the run's own; others follow from the model and the texts.
+        overrides: apply to every key.
+        train, tokenizer: folders of the shards and their tokenizer.
+        texts: documents of the shards.
+    """
+    tree = {
+        "plugins": [] if source.checkpoint is None else source.checkpoint.config.plugins,
+        "data": {"train": str(train), "tokenizer": str(tokenizer), "packing_window": _packing_window(texts)},
+        "model": asdict(source.model),
+        "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
+        "compute": {"compile": False},  # compiling takes a minute, in a run of a few minutes
+    }
+    write_whole(file, yaml.safe_dump(tree | dict(sections), sort_keys=False))
+    return load_run([file], overrides)
+
+
+def training_of(config: RunConfig) -> dict[str, Any]:
+    """Return facts of a recipe's training, for result.json."""
+    (only,) = config.phases.values()
+    return {"tokens": config.total_tokens, "row_tokens": only.row_tokens, "batch_rows": only.batch_rows}
 
 
 def phase(
@@ -68,7 +113,7 @@ def _rows(batch: float, least: int, positions: int | None) -> tuple[int, int]:
     return min(length, max(least, positions or length)), rows
 
 
-def packing_window(texts: int) -> int:
+def _packing_window(texts: int) -> int:
     """Return data.packing_window for a small dataset: few texts wait for the next epoch."""
     return max(4, min(WINDOW, texts // 32))
 

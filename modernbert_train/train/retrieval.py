@@ -17,7 +17,6 @@ import numpy as np
 import yaml
 
 from modernbert_train.checkpoints.checkpoint import newest_checkpoint
-from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import ending, lock, os_errors_as, write_whole
@@ -31,7 +30,7 @@ from modernbert_train.evaluate.retrieval.recipe import Recipe
 from modernbert_train.evaluate.retrieval.retrieval import in_words, measure_trained
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named, encoder_source
 from modernbert_train.evaluate.retrieval.sentence_model import own_settings, sentence_folder
-from modernbert_train.train.recipes import adamw, first_weights, packing_window, phase
+from modernbert_train.train.recipes import adamw, first_weights, phase, run_of, training_of
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import copy_tokenizer
 from modernbert_train.weights.export import export_run, own_prompts
@@ -72,7 +71,6 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
     result = folder / RESULT
     figures, about = measure_trained(folder / MODEL, recipe.sets, config, folder)
     counts = read_json(folder / PAIRS / SHARDS / _REPORT)["counts"]
-    only = run.phases[PHASE]
     write_figures(
         result,
         task=recipe.name,
@@ -86,12 +84,7 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
             **{each.name: each.counts for each in recipe.sets},
         },
         settings={**asdict(config), **about},
-        training={
-            "steps": newest_checkpoint(run.folder).step,
-            "tokens": run.total_tokens,
-            "row_tokens": only.row_tokens,
-            "batch_rows": only.batch_rows,
-        },
+        training={"steps": newest_checkpoint(run.folder).step} | training_of(run),
     )
     print(in_words(folder.name, figures, result))
     return result
@@ -241,22 +234,14 @@ def _run(recipe: Recipe, source: Source, card: DatasetCard, max_tokens: int) -> 
     if config.scale is not None:
         objective["temperature"] = 1 / config.scale
     optim = adamw(config.lr, config.weight_decay, _MAX_GRAD_NORM, recipe.run)
-    tree: dict[str, Any] = {
-        "plugins": [] if source.checkpoint is None else source.checkpoint.config.plugins,
-        "data": {
-            "train": str(folder / PAIRS / SHARDS / "train"),
-            "tokenizer": str(folder / PAIRS / SHARDS / "tokenizer"),
-            "packing_window": packing_window(card.documents),
-        },
-        "model": asdict(source.model),
-        "weights": {"init_from": None if named.baseline else named.source},
+    sections: dict[str, Any] = {
         "objective": objective,
         "compute": {"compile": False, "device": config.device, "precision": config.precision},
         "optim": optim | {"betas": _BETAS, "eps": _EPS},
         "phases": {PHASE: only},
         "checkpoint": {"keep": 2, "interval_steps": config.save_every_steps},
     }
-    file = folder / RUN_YAML
-    write_whole(file, yaml.safe_dump(tree, sort_keys=False))
     own = [f"name={folder.name}", f"runs_folder={config.runs_folder}", f"seed={config.seed}"]
-    return load_run([file], [*own, *recipe.run])
+    shards = folder / PAIRS / SHARDS
+    of_data: dict[str, Any] = {"train": shards / "train", "tokenizer": shards / "tokenizer", "texts": card.documents}
+    return run_of(folder / RUN_YAML, source, named, sections, [*own, *recipe.run], **of_data)

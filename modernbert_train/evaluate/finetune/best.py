@@ -39,22 +39,26 @@ def find_outcome(config: RunConfig, task: TaskConfig) -> Outcome:
         DataError: metrics.jsonl lacks measurements.
         StorageError: the checkpoint is damaged.
     """
-    measured = _measured(config)
-    if task.best is None:
+    measured, split = _measured(config), next(iter(task.validation))
+    values = {} if task.best is None else {
+        epoch: value
+        for epoch, (_, figures) in enumerate(measured, start=1)
+        if (value := figures.get(split, {}).get(task.best)) is not None and math.isfinite(value)
+    }  # fmt: skip
+    if not values:  # no choice, or an undefined figure at every epoch, such as the correlation of one constant
         last = measured[-1][1] if measured and measured[-1][0]["tokens"] >= config.total_tokens else {}
         if missing := [name for name in config.evals if name not in last]:
             raise DataError(
                 f"{config.folder}/metrics.jsonl: says nothing of {', '.join(missing)} at the end. Measure again: "
                 f"python -m modernbert_train eval {config.folder}"
             )
-        return Outcome(newest_checkpoint(config.folder), last)
-    checkpoints, split = RunFolder(config).checkpoints, next(iter(task.validation))
-    sign = -1.0 if task.best == "loss" else 1.0
-    found: list[tuple[float, int, int]] = []
-    for epoch, (entry, figures) in enumerate(measured, start=1):
-        value = figures.get(split, {}).get(task.best)
-        if value is not None and math.isfinite(value) and folder_of(checkpoints, entry["step"]).is_dir():
-            found.append((sign * value, -epoch, entry["step"]))  # of equal ones the first
+        return Outcome(newest_checkpoint(config.folder), last, None if task.best is None else len(measured))
+    checkpoints, sign = RunFolder(config).checkpoints, -1.0 if task.best == "loss" else 1.0
+    found = [
+        (sign * value, -epoch, step)  # of equal ones the first
+        for epoch, value in values.items()
+        if folder_of(checkpoints, step := measured[epoch - 1][0]["step"]).is_dir()
+    ]
     if not found:
         raise DataError(
             f"{config.folder}/metrics.jsonl: says nothing of {split}'s {task.best} at any checkpoint that is there "

@@ -20,11 +20,10 @@ from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
 from modernbert_train.evaluate.finetune.kinds import Kind
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs, class_name
-from modernbert_train.evaluate.finetune.texts import Texts
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader, cut
 
 
-class Choices(Texts, Kind):
+class Choices(Kind):
     """See `Kind`."""
 
     decides: tuple[str, ...] = ("choice_columns",)

@@ -17,7 +17,6 @@ from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
 from modernbert_train.evaluate.finetune.kinds import Kind
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs, in_order, named_classes, number_classes
-from modernbert_train.evaluate.finetune.texts import Texts
 from modernbert_train.evaluate.finetune.tokens import Reader, cut
 
 _MAX_SCORE = float(np.finfo(np.float32).max)
@@ -25,7 +24,7 @@ DIGITS = 6  # of a score in predictions.jsonl
 NOTHING = {"prediction": None, "scores": None}  # of a text without a document
 
 
-class _OfTexts(Texts, Kind):
+class _OfTexts(Kind):
     """The methods of `Kind` that all three share."""
 
     name: str  # objective.kind
@@ -100,11 +99,11 @@ class OneClass(_OfTexts):
         """See `ByClass`."""
         return in_order(names)
 
-    def value(self, numbers: Sequence[int], known: int) -> NDArray[np.int32]:
+    def value(self, numbers: Sequence[int], width: int) -> NDArray[np.int32]:
         """See `ByClass`."""
         return np.array([numbers], dtype=np.int32)
 
-    def unread(self, example: Example, known: int) -> NDArray[np.int32]:
+    def unread(self, example: Example, width: int) -> NDArray[np.int32]:
         """See `ByClass`."""
         return np.zeros((1, 1), dtype=np.int32)
 
@@ -144,15 +143,15 @@ class SeveralClasses(OneClass):
             values = listed_classes(example.label, task.label_column, task.label_separator)
         return named_classes(example, values, task, names)
 
-    def value(self, numbers: Sequence[int], known: int) -> NDArray[np.int32]:
-        """See `ByClass`: a 0 or 1 for each class of training."""
-        hot = self.unread(None, known)
-        hot[0, [number for number in numbers if number < known]] = 1
+    def value(self, numbers: Sequence[int], width: int) -> NDArray[np.int32]:
+        """See `ByClass`: a 0 or 1 for each class."""
+        hot = self.unread(None, width)
+        hot[0, numbers] = 1
         return hot
 
-    def unread(self, example: Example | None, known: int) -> NDArray[np.int32]:
+    def unread(self, example: Example | None, width: int) -> NDArray[np.int32]:
         """See `ByClass`."""
-        return np.zeros((1, known), dtype=np.int32)
+        return np.zeros((1, width), dtype=np.int32)
 
     def in_words(self, value: NDArray[Any], names: Sequence[str]) -> Any:
         """See `_OfTexts`."""
@@ -160,7 +159,7 @@ class SeveralClasses(OneClass):
 
     def is_unseen(self, value: NDArray[Any], known: int) -> bool:
         """See `_OfTexts`."""
-        return False
+        return bool(value[0, known:].any())
 
     def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`."""

@@ -18,7 +18,7 @@ from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.plugins import code_at
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig, common_problems
-from modernbert_train.data.read.task_rows import TaskRow, table_rows
+from modernbert_train.data.read.task_rows import ENDS, TaskRow, table_rows
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
@@ -33,22 +33,25 @@ class Kind(Protocol):
     """One kind of task, without state.
 
     Attributes:
-        ends: suffixes of its files.
+        ends: suffixes of its files; here of tables.
         decides: keys of this kind that decide which shards are written.
         repeats: True if a text with two different labels is worth a warning.
         link: meaning of a probe's outputs: logits of exclusive classes, of independent classes, or scores.
     """
 
-    ends: tuple[str, ...]
+    ends: tuple[str, ...] = ENDS
     decides: tuple[str, ...] = ()
     repeats: bool = True
     link: Link = "softmax"
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """Mistakes in the keys of a task of this kind, found without its files."""
+        if not 1 <= len(task.text_columns) <= 2:
+            yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
 
     def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
         """Return the columns with texts, and the other columns, the label last."""
+        return task.text_columns, [task.label_column] if labelled else []
 
     def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[TaskRow]:
         """Yield the rows of a file, here a table: texts, and values of the other columns and of the column `named`.
@@ -62,7 +65,7 @@ class Kind(Protocol):
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
     ) -> Example:
-        """Complete an example from its row.
+        """Complete an example from its row, which here is whole.
 
         Args:
             example: with the texts and the label of the row.
@@ -74,6 +77,7 @@ class Kind(Protocol):
         Raises:
             ValueError, DataError: the row is invalid.
         """
+        return example
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
         """Return the labels of all splits as numbers. Raises DataError if one is invalid or nothing can be learned."""

@@ -47,8 +47,8 @@ class Labels:
     Attributes:
         names: of the classes, in the order of the logits.
         unseen: of each split, classes missing in training; numbered after `names`.
-        values: of each split and example int32 [1, L], or one for each word; fp32 [1, 1] for scores. Zeros where
-            no labels are read.
+        values: of each split and example int32 [1, 1], or one for each word; of several classes [1, L], those missing
+            in training last; fp32 [1, 1] for scores. Zeros where no labels are read.
     """
 
     names: tuple[str, ...]
@@ -75,10 +75,10 @@ class ByClass(Protocol):
     def ordered(self, names: Sequence[str], task: TaskConfig) -> tuple[str, ...]:
         """Return the classes of training in the order of the logits, if the task does not set it."""
 
-    def value(self, numbers: Sequence[int], known: int) -> NDArray[np.int32]:
-        """Return an example's label from the numbers of its classes; numbers from `known` on are unseen in training."""
+    def value(self, numbers: Sequence[int], width: int) -> NDArray[np.int32]:
+        """Return an example's label from the numbers of its classes, of `width` in its split."""
 
-    def unread(self, example: Example, known: int) -> NDArray[np.int32]:
+    def unread(self, example: Example, width: int) -> NDArray[np.int32]:
         """Zeros in the place of a label that is not read."""
 
 
@@ -114,9 +114,9 @@ def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split])
     for name, split in splits.items():
         numbers = {each: number for number, each in enumerate((*names, *unseen.get(name, ())))}
         values[name] = (
-            [kind.value([numbers[each] for each in found], len(names)) for found in classes[name]]
+            [kind.value([numbers[each] for each in found], len(numbers)) for found in classes[name]]
             if split.labelled
-            else [kind.unread(each, len(names)) for each in split.examples]
+            else [kind.unread(each, len(numbers)) for each in split.examples]
         )
     return Labels(names, {name: each for name, each in unseen.items() if each}, values)
 

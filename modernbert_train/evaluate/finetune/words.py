@@ -77,11 +77,11 @@ class Words(Kind):
         """See `ByClass`: the tag outside of entities comes first."""
         return tuple(sorted(in_order(names), key=lambda each: each != "O"))
 
-    def value(self, numbers: Sequence[int], known: int) -> NDArray[np.int32]:
+    def value(self, numbers: Sequence[int], width: int) -> NDArray[np.int32]:
         """See `ByClass`."""
         return np.array(numbers, dtype=np.int32)
 
-    def unread(self, example: Example, known: int) -> NDArray[np.int32]:
+    def unread(self, example: Example, width: int) -> NDArray[np.int32]:
         """See `ByClass`."""
         return np.zeros(len(example.texts), dtype=np.int32)
 

@@ -75,6 +75,44 @@ def test_the_best_epoch_is_what_is_exported_and_predicted(
 
 
 @pytest.mark.runs
+def test_a_metric_that_is_undefined_at_every_epoch_does_not_lose_the_run(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the correlation with one score, or of a rate that predicts one: then the last epoch counts."""
+    for name, number in (("train", 40), ("dev", 12)):
+        rows = [(text, n % 5 if name == "train" else 1) for n, (text, _) in enumerate(sentences(number, 3))]
+        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
+    task = write_task(kind="regression", best="pearson", epochs=2)
+    result = finetune(task, models["bert"], tmp_path / "runs")
+    assert result["figures"]["dev"]["pearson"] is None and result["counted"]["epoch"] == 2
+    said = capsys.readouterr()
+    assert "warning: best=pearson: undefined at every epoch, so the last one counts" in said.out
+    assert "UserWarning" not in said.err
+
+
+@pytest.mark.runs
+def test_a_class_that_only_the_measured_texts_have_is_never_predicted_correctly(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several classes too, though nothing is predicted of such a text; training may have one class alone."""
+    for name, other in (("train", []), ("dev", ["new"])):
+        lines = [{"text": text, "label": ["a"] if up == "up" else other} for text, up in sentences(40, len(name))]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = {"train": f"{tmp_path}/train.jsonl", "validation": {"dev": f"{tmp_path}/dev.jsonl"}}
+    task = write_task(kind="multi-label", metrics=["accuracy", "micro_f1", "macro_f1"], epochs=1, **files)
+    result = finetune(task, models["bert"], tmp_path / "runs")
+    told = predictions(tmp_path / "runs/tone", "dev")
+    known = np.mean([each["label"] == ["a"] for each in told])
+    assert {tuple(each["label"]) for each in told} == {("a",), ("new",)} and result["unseen"] == {"dev": ["new"]}
+    found = result["figures"]["dev"]
+    right = np.mean([each["label"] == each["prediction"] for each in told])
+    assert found["accuracy"] == pytest.approx(right) and right <= known < 1
+    of_a = 2 * right * 40 / sum(len(each["prediction"]) + (each["label"] == ["a"]) for each in told)
+    assert found["macro_f1"] == pytest.approx(of_a / 2) and found["micro_f1"] <= of_a
+    assert "of classes that training has not" in capsys.readouterr().out
+
+
+@pytest.mark.runs
 @pytest.mark.parametrize(
     ("kind", "label"),
     [
