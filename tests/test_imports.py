@@ -148,7 +148,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evaluate.suite.efficiency": ("numpy", "torch", "transformers"),
     "modernbert_train.evaluate.finetune": ("numpy",),
     "modernbert_train.evaluate.finetune.predictions": ("torch",),
-    "modernbert_train.train.finetune": ("yaml",),
+    "modernbert_train.train.recipes": ("yaml",),
     "modernbert_train.train.retrieval": ("numpy", "yaml"),
     "modernbert_train.evaluate.finetune.shards": ("numpy",),
     "modernbert_train.evaluate.retrieval.kept": ("torch",),
