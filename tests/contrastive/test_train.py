@@ -13,11 +13,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from safetensors.torch import load_file, save_file
 
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import VARIANTS, ContrastiveConfig, MaskedLmConfig
 from modernbert_train.config.tools.retrieval import EvaluateConfig
+from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.vectors import open_vectors
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
@@ -159,3 +161,8 @@ def test_what_stood_before_each_text_is_in_the_export(
     assert np.allclose(theirs.encode_query(text), theirs.encode(f"query: {text}"), atol=1e-6)
     assert np.allclose(theirs.encode_document(text), theirs.encode(f"passage: {text}"), atol=1e-6)
     assert not np.allclose(theirs.encode_query(text), theirs.encode(text), atol=1e-3)
+    stored = load_file(run / "hf/model.safetensors")
+    next(iter(stored.values())).view(-1)[0] = float("nan")
+    save_file(stored, run / "hf/model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"pairs/hf: .* holds numbers that are not finite"):
+        open_vectors(str(run / "hf"), encode)

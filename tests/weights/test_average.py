@@ -90,6 +90,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
     assert main(["export", str(out)]) == 0
     card = (out / "hf/README.md").read_text(encoding="utf-8")
     assert all(f"| {each.folder.name} | {each.step:,} | " in card for each in kept[-3:])
+    assert "| measured afterwards | figure | value |" in card and "Not measured" not in card
 
     one_step = ("phases.short={tokens: 200, batch_warmup: null, schedule: {warmup_tokens: 0}}", "phases.long=null")
     still = ("optim.lr=1e-30", "optim.weight_decay=0", "name=next", f"weights.init_from={out}")  # changes no weight

@@ -266,6 +266,12 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
         load_model("step")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     assert main(["embed", "copy", str(tmp_path / "texts.txt"), "--out", "v.npy"]) == 0
+    lines = [json.dumps({"text": f"{n} {text}", "label": "yn"[n % 2]}) for n, text in enumerate(TEXTS)]
+    Path("texts.jsonl").write_text("\n".join(lines))
+    Path("task.yaml").write_text("kind: single-label\ntrain: texts.jsonl\nvalidation: {dev: texts.jsonl}\nepochs: 1\n")
+    assert main(["finetune", "task.yaml", "--model", "copy", "runs_folder=r", "name=f", "compute.device=cpu"]) == 0
+    Path("r").rename("moved")
+    assert main(["eval", "moved/f"]) == 0, "its labelled texts are in it"
     capsys.readouterr()
     assert main(["eval", "copy"]) == 65 and "data.train=data/train: " in capsys.readouterr().err
     here = [f"data.train={tiny_data}/train", f"data.validation={tiny_data}/validation"]
