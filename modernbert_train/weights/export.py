@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,12 +271,13 @@ def convert_model(name: str, out: Path, licence: str | None = None) -> Path:
     """
     source = open_model(name)
     title, is_file = architecture_title(source.model, source.order), source.folder.is_file()
+    path = Path(os.path.abspath(name))  # `.` has no name
     sections = {
-        "": f"{title}, converted from {Path(name).name}{', a checkpoint of its training' * is_file}.",
+        "": f"{title}, converted from {path.name}{', a checkpoint of its training' * is_file}.",
         "Data, training and evaluation": "Not recorded there; ask its authors. The longest sequence is not "
         f"recorded either: {source.max_tokens:,} tokens is the configuration's or transformers' default.",
     }
-    titled = Path(name).stem if is_file else Path(name).name
+    titled = path.stem if is_file else path.name
     card = model_card(titled, sections, model=source.model, order=source.order, licence=licence, base=name)
     export_source(source, out, card)
     print(out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -115,7 +116,7 @@ def run_name(task: str, model: str, seed: int | str) -> str:
 def label_of(model: str) -> str:
     """Return a short name of a model: the baselines, then the name of its folder or run."""
     named = named_model(model)
-    path = Path(named.source)
+    path = Path(os.path.abspath(named.source))  # `.` has no name
     own = path.parents[1].name if path.name.startswith("step-") and len(path.parents) > 1 else path.stem
     own = path.parent.name if own == "hf" else own
     return "-".join((*named.baseline, own))

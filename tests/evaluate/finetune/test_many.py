@@ -43,6 +43,16 @@ def test_a_baseline_stands_before_the_model(text: str, source: str, baseline: tu
     assert label_of(text) == label
 
 
+@pytest.mark.parametrize("model", [".", "hf", "checkpoints/step-00000010"])
+def test_a_model_that_is_named_from_within_its_run_is_called_like_it(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a name two models would be fine-tuned into one folder."""
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert label_of(model) == "mine"
+
+
 def test_two_models_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
     """Users compare two checkpoints of a run; one folder for both would be refused, or worse, shared."""
     models = [f"runs/a/checkpoints/step-0000000{n}" for n in (1, 2)] + ["runs/b"]
