@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Self
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH, RotaryConfig
@@ -82,11 +82,7 @@ class LlamaConfig(RotaryConfig):
         return "qwen2" if self.qkv_bias else "eurobert"
 
     pooler_activation = "gelu"  # EuroBERT's
-
-    @property
-    def pooling(self) -> Literal["mean"]:
-        """See `ModelConfig`."""
-        return "mean"
+    pooling = "mean"
 
     def architecture(self) -> dict[str, object]:
         """See `ModelConfig`; exports write the numbers of heads and their width explicitly."""

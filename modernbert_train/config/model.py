@@ -71,10 +71,8 @@ class ModelConfig:
     pooler_activation: ClassVar[Literal["tanh", "relu", "gelu"] | None] = "tanh"
     """Activation of the pooler that a classifier reads, see models/classifier.py; None: the masked-LM head."""
 
-    @property
-    def pooling(self) -> Literal["cls", "mean"]:
-        """The usual pooling of a classifier, which can be exported."""
-        return "cls"
+    pooling: ClassVar[Literal["cls", "mean"]] = "cls"
+    """The usual pooling of a classifier, which can be exported."""
 
     @property
     def model_type(self) -> str:
@@ -310,11 +308,7 @@ class ModernBertConfig(RotaryConfig):
         return self.attention_out_dropout > 0
 
     pooler_activation = None
-
-    @property
-    def pooling(self) -> Literal["mean"]:
-        """See `ModelConfig`: as in the released models."""
-        return "mean"
+    pooling = "mean"  # as in the released models
 
     def init_of(self, name: str) -> tuple[float, float | None]:
         """See `ModelConfig`; output projections are smaller, and the classifier is initialized as in transformers."""

@@ -217,10 +217,8 @@ class OptimConfig:
     bounds_update: ClassVar[bool] = False
     """True if updates are clipped to RMS 1, which needs a sum over the shards of a weight."""
 
-    @property
-    def max_usual_lr(self) -> float | None:
-        """Learning rate above which `check` warns; None: not known for this optimizer."""
-        return None
+    max_usual_lr: ClassVar[float | None] = None
+    """Learning rate above which `check` warns; None: not known for this optimizer."""
 
     @property
     def max_grad_norm(self) -> float | None:
@@ -262,10 +260,7 @@ class StableAdamWConfig(OptimConfig):
     weight_decay: float = knob(1e-5, low=0, phased=True)
 
     bounds_update = True
-
-    @property
-    def max_usual_lr(self) -> float | None:
-        return MAX_ADAM_LR
+    max_usual_lr = MAX_ADAM_LR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,9 +272,7 @@ class AdamWConfig(OptimConfig):
     # clips the gradient to this L2 norm over all weights and ranks; None: no clipping
     max_grad_norm: float | None = knob(None, above=0)
 
-    @property
-    def max_usual_lr(self) -> float | None:
-        return MAX_ADAM_LR
+    max_usual_lr = MAX_ADAM_LR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,10 +300,7 @@ class MuonConfig(StableAdamWConfig):
     # decay of embeddings over the matrices'
     adam_decay_ratio: float = knob(1.0, low=0, why="where 0 leaves embeddings undecayed")
 
-    @property
-    def max_usual_lr(self) -> float | None:
-        """See `OptimConfig`: five times higher, since an update's RMS is 0.2."""
-        return MAX_ADAM_LR * 5
+    max_usual_lr = MAX_ADAM_LR * 5  # since an update's RMS is 0.2
 
     def state_numbers(self, total: int, hidden: int, hidden_rows: int) -> int:
         """See `OptimConfig`: a momentum of each entry of a hidden matrix, two moments of every other weight."""
@@ -559,13 +549,6 @@ class RunConfig:
         if not isinstance(self.model, ModernBertConfig):
             raise ConfigError(f"model.name={self.model.name}: cannot be used here yet. Set model.name=modernbert.")
         return self.model
-
-    @property
-    def mlm(self) -> MaskedLmConfig:
-        """The objective, for code that only supports masked-language modelling; raises ConfigError if it is another."""
-        if not isinstance(self.objective, MaskedLmConfig):
-            raise ConfigError(f"objective.name={self.objective.name}: cannot be used here yet. Set objective.name=mlm.")
-        return self.objective
 
     @cached_property
     def in_phase(self) -> Mapping[str, RunConfig]:

@@ -66,10 +66,6 @@ class StepNumbers:
         """Count of the first term: predicted tokens, for an objective that predicts tokens."""
         return next(iter(self.counts.values()))
 
-    @property
-    def finite(self) -> bool:
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
-
 
 def sum_numbers(
     model: nn.Module,

@@ -72,9 +72,7 @@ class PairsConfig(DatasetConfig):
     max_characters: int = 1 << 22  # a row with a longer text is damaged
     on_error: Literal["skip", "stop"] = "stop"  # damaged rows: drop and count, or stop at the first
 
-    @property
-    def home(self) -> str:
-        return "data_prep.pairs"
+    home = "data_prep.pairs"
 
     @property
     def files(self) -> dict[str, str]:

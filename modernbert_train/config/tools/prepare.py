@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from dataclasses import field as field_  # where a key is called so
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from omegaconf import MISSING
 
@@ -157,10 +157,8 @@ class DatasetConfig:
     task_bytes: int = knob(1 << 27, low=1024)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
 
-    @property
-    def home(self) -> str:
-        """Module with `REPORT`, `check`, `make_stages` and `describe` for this kind of dataset."""
-        raise NotImplementedError
+    home: ClassVar[str]
+    """Module with `REPORT`, `check`, `make_stages` and `describe` for this kind of dataset."""
 
     @property
     def evaluation_sets(self) -> Mapping[str, SourceConfig]:
@@ -211,9 +209,7 @@ class PrepareConfig(DatasetConfig):
     min_characters: int = 1  # shorter documents are dropped and counted
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: drop and count, or stop at the first
 
-    @property
-    def home(self) -> str:
-        return "data_prep.text"
+    home = "data_prep.text"
 
     @property
     def evaluation_sets(self) -> Mapping[str, SourceConfig]:
