@@ -11,11 +11,11 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.own_files import require_own_files
-from modernbert_train.core.read_json import Count, as_type, content_of, parse_json
+from modernbert_train.core.read_json import Count, as_type, content_of, parse_json, read_json
 from modernbert_train.core.read_once import read_once
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import DataError
@@ -184,6 +184,19 @@ def read_card(folder: str | Path) -> DatasetCard:
     for name, expected in card.hashes().items():
         _require_hashes(path.with_name(name), expected)
     return card
+
+
+def prepare_report(folder: Path, card: DatasetCard) -> dict[str, Any]:
+    """Return the records of `prepare` on exactly these shards.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError, AttributeError: there is none, it is damaged, or of other shards.
+    """
+    report: dict[str, Any] = read_json(folder.parent / PREPARE_REPORT)
+    written = report["written"][folder.name]
+    if (written["documents"], written["tokens"]) != (card.documents, card.tokens):
+        raise ValueError("of other shards")
+    return report
 
 
 def parse_card(content: bytes, where: str) -> DatasetCard:

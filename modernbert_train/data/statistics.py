@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.core.read_json import Count, as_type, read_json
 from modernbert_train.data.arrays import load_lengths
-from modernbert_train.data.dataset_card import LENGTHS, PREPARE_REPORT, DatasetCard
+from modernbert_train.data.dataset_card import LENGTHS, DatasetCard, prepare_report
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.field_counts import FieldCounts
 from modernbert_train.errors import DataError
@@ -130,9 +130,7 @@ def prompts_of(run: Path) -> dict[str, str] | None:
 def _prepared(folder: Path, card: DatasetCard) -> tuple[list[Bin] | None, dict[str, SourceCounts]]:
     """Return what `prepare` has recorded about these shards: histogram of lengths, and sources."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        report = read_json(folder.parent / PREPARE_REPORT)
-        written = report["written"][folder.name]
-        if (written["documents"], written["tokens"]) == (card.documents, card.tokens):
-            lengths = as_type(list[Bin] | None, report.get("lengths", {}).get(folder.name))
-            return lengths, {name: source_counts(source) for name, source in report["sources"].items()}
+        report = prepare_report(folder, card)
+        lengths = as_type(list[Bin] | None, report.get("lengths", {}).get(folder.name))
+        return lengths, {name: source_counts(source) for name, source in report["sources"].items()}
     return None, {}

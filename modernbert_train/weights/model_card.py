@@ -25,14 +25,15 @@ from modernbert_train.config.schema import (
     RunConfig,
     StreamConfig,
 )
-from modernbert_train.core.read_json import Count, as_type, is_count, number, read_json
+from modernbert_train.core.read_json import Count, as_type, is_count, number
 from modernbert_train.core.text import markdown_table
 from modernbert_train.core.version import __version__
-from modernbert_train.data.dataset_card import PREPARE_REPORT, DatasetCard, read_card
+from modernbert_train.data.dataset_card import DatasetCard, prepare_report, read_card
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.init import module_of
 from modernbert_train.weights.formats.config_json import PAIR_HEAD
 from modernbert_train.weights.formats.tensors import heads_among
+from modernbert_train.weights.names import is_hub_id
 
 MASK = "[MASK]"
 # the exported model of a run: a detector finds replaced tokens, a classifier classifies texts, a tagger words, an
@@ -45,7 +46,6 @@ _TASKS: dict[Part, tuple[str, str]] = {  # the hub's name of the task, and trans
     "embedder": ("feature-extraction", "AutoModel"),
     "chooser": ("multiple-choice", "AutoModelForMultipleChoice"),
 }
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_card(
@@ -222,7 +222,7 @@ def _titled(name: str, paper: str | None) -> str:
 
 
 def _is_hub_id(name: str) -> bool:
-    return bool(_HUB_ID.fullmatch(name)) and not Path(name).exists()
+    return is_hub_id(name) and not Path(name).exists()
 
 
 def _read_shards(folder: str) -> tuple[DatasetCard | None, dict[str, Any]]:
@@ -230,10 +230,7 @@ def _read_shards(folder: str) -> tuple[DatasetCard | None, dict[str, Any]]:
     card = None
     with suppress(DataError, OSError, ValueError, KeyError, TypeError, AttributeError):  # missing or damaged
         card = read_card(folder)
-        report = read_json(Path(folder).parent / PREPARE_REPORT)
-        written = report["written"][Path(folder).name]
-        if (written["documents"], written["tokens"]) != (card.documents, card.tokens):
-            return card, {}
+        report = prepare_report(Path(folder), card)
         as_type(dict[str, Count], report["dropped"], "dropped")
         as_type(Count, report["documents_read"], "documents_read")
         for source in _sources(report).values():
