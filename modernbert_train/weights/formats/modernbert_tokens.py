@@ -10,12 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from modernbert_train.config.objective import Order
-from modernbert_train.config.read import shown
 from modernbert_train.config.schema import ModernBertConfig
-from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import modernbert
-from modernbert_train.weights.formats.config_json import Content
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.shape import Shape
 from modernbert_train.weights.formats.table import places
@@ -52,16 +49,6 @@ def is_one(raw: dict[str, Any]) -> bool:
     return raw.get("architectures") == [ARCHITECTURE] and isinstance(labels, dict) and [*labels.values()] == [*LABELS]
 
 
-def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[ModernBertConfig, Order]:
-    if not is_one(raw):
-        labels = f"of {ARCHITECTURE} only {', '.join(LABELS)} can be read"
-        raise DataError(
-            f"{raw.where}: id2label={shown(raw.get('id2label'))}; {labels}. Name the model before it was trained for "
-            "other labels."
-        )
-    return modernbert.build(raw, given, order, longest)
-
-
 FORMAT = replace(
     modernbert.FORMAT,
     classes={"all": ARCHITECTURE},
@@ -71,5 +58,4 @@ FORMAT = replace(
     names=_names,
     shapes=_shapes,
     more=_more,
-    build=_build,
 )
