@@ -37,7 +37,7 @@ from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 ABOUT, TOKENIZER = "task.json", "tokenizer"
 _SHARD_BYTES = 1 << 24
 # of the task, what decides the shards
-_DECIDES = (
+DECIDES = (
     "kind",
     "data",
     "subset",
@@ -48,7 +48,7 @@ _DECIDES = (
     "label_separator",
     "labels",
 )
-_DECIDES_IF_SET = ("predict", "id_column")  # so that folders of before they were are found
+DECIDES_IF_SET = ("predict", "id_column")  # so that folders of before they were are found
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ def prepare(task: TaskConfig, tokenizer: Path, max_tokens: int, folder: Path) ->
 
 def _asked(task: TaskConfig, vocabulary: Vocabulary, max_tokens: int) -> dict[str, Any]:
     files = {name: {"file": str(path), "sha256": file_sha256(path)} for name, path in files_of(task).items()}
-    about = {key: getattr(task, key) for key in _DECIDES}
-    about |= {key: value for key in _DECIDES_IF_SET if (value := getattr(task, key))}
+    about = {key: getattr(task, key) for key in DECIDES}
+    about |= {key: value for key in DECIDES_IF_SET if (value := getattr(task, key))}
     about |= {key: getattr(task, key) for key in kind_of(task.kind).decides}
     about |= {"max_tokens": max_tokens, "tokenizer_sha256": vocabulary.sha256, "files": files}
     return json.loads(json.dumps(about))

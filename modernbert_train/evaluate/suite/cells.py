@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -28,10 +29,12 @@ from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.distributed.run_jobs import Job, environments, last_words, newest_line, run_all
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
+from modernbert_train.evaluate.finetune.shards import DECIDES, DECIDES_IF_SET
 from modernbert_train.evaluate.finetune.task import named_model
 from modernbert_train.weights.names import is_checkpoint
 
 LOGS, FAILED = "logs", "failed"
+_TEXT_KEYS = {*DECIDES, *DECIDES_IF_SET, "evaluate", "beir_folder"}
 _LINE_SECONDS = 60  # between two lines about a running job
 
 
@@ -240,8 +243,9 @@ def run_parts(jobs: Sequence[Job], environment: Mapping[str, str], done: str = "
 
 
 def _texts(cell: Cell) -> tuple[object, ...]:
-    """Return what the runs of all seeds share; a choice may name other texts."""
-    return cell.texts or cell.task, cell.model, cell.overrides
+    """Return the texts and model that runs of other seeds and choices share; a choice may name other texts."""
+    of_texts = (word for word in cell.overrides if re.split(r"[.=]", word)[0] in _TEXT_KEYS)
+    return cell.texts or cell.task, cell.model, *of_texts
 
 
 def _command(cell: Cell, out: Path) -> list[str]:

@@ -152,15 +152,17 @@ def test_a_task_without_its_data_costs_one_start_and_no_other_task(
 def test_a_choice_whose_texts_are_missing_leaves_the_other_choices(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
-    """As a rate that diverges does; both seeds of a choice miss the same file, and one of them looks for it."""
-    suite = write_suite({"tone": {"choices": {"max_tokens": [16, 32]}}})
+    """As a rate that diverges does; both rates and seeds miss the same file, and one run looks for it."""
+    choices = {"label_column": ["lost", "label"], "lr": [1e-3, 2e-3]}
+    suite = write_suite({"tone": {"choices": choices}})
     plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, tmp_path / "out", ())
-    lost = [cell.name for cell in plan.cells(["tone"], choosing=True) if "max_tokens=16" in cell.overrides]
+    lost = [cell.name for cell in plan.cells(["tone"], choosing=True) if "label_column=lost" in cell.overrides]
     behave(plan, "fail", *lost)
     (cell,) = run(suite, plan.out, fakes[0], code=65)["rows"][0]["cells"]
-    assert cell["chosen"] == "max_tokens=32" and cell["n"] == cell["of"] == 2 and len(began(plan.out)) == 3
-    reason = "failed with exit code 65: error: the texts are missing. Name others."
-    assert cell["failed"] == [f"max_tokens=16 seed 1, max_tokens=16 seed 2: {reason}"]
+    assert cell["chosen"].startswith("label_column=label, ") and cell["n"] == cell["of"] == 2
+    assert len(lost) == 4 and len({*lost} & began(plan.out).keys()) == 1 and len(began(plan.out)) == 5
+    (reason,) = cell["failed"]
+    assert reason.count("label_column=lost") == 4 and "error: the texts are missing. Name others." in reason
 
 
 def behave(plan: Plan, how: str, *names: str) -> None:
