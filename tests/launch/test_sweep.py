@@ -7,14 +7,21 @@ rejected.
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from optuna import create_study
+from optuna.storages import RDBStorage, fail_stale_trials
+from optuna.storages._heartbeat import HeartbeatThread
 from optuna.trial import TrialState, create_trial
 
 from launch.sweep import main
+from launch.sweeps.heartbeats import heartbeats
 from launch.sweeps.places import shares
 from launch.sweeps.results import show_results
 from launch.sweeps.rows import TrialRow, best_row, make_rows, ranked
@@ -165,6 +172,29 @@ def test_the_database_cannot_be_reached(tiny_run: TinyRun, tmp_path: Path) -> No
     sweep = spec(tiny_run(), tmp_path, f"storage=sqlite:///{tmp_path}/nowhere/sweep.db")
     with pytest.raises(StorageError, match="unable to open database file"):
         run_fake(sweep)
+
+
+@pytest.mark.runs
+@pytest.mark.filterwarnings("ignore:.*experimental", "ignore:Heartbeat of storage")
+def test_a_database_that_is_locked_for_a_moment_costs_no_live_trial(tmp_path: Path) -> None:
+    """Optuna's own heartbeat ends at the first error; once it does not, launch/sweeps/heartbeats.py can go."""
+    url, short = f"sqlite:///{tmp_path}/sweep.db", {"connect_args": {"timeout": 0.1}}
+    storage = RDBStorage(url, engine_kwargs=short, heartbeat_interval=1, grace_period=3)
+    study = create_study(storage=storage)
+    ours, theirs = study.ask(), study.ask()
+    thread = HeartbeatThread(theirs._trial_id, storage)
+    storage.record_heartbeat(ours._trial_id)
+    thread.start()
+    with heartbeats(storage, ours._trial_id, 0.2):
+        time.sleep(0.3)
+        with closing(sqlite3.connect(tmp_path / "sweep.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            time.sleep(1.5)
+            other.execute("ROLLBACK")
+        time.sleep(4.5)  # beyond the grace period
+        fail_stale_trials(study)
+    thread.join()
+    assert [trial.state for trial in study.trials] == [TrialState.RUNNING, TrialState.FAIL]
 
 
 def test_workers_share_gpus_and_cores(tiny_run: TinyRun, tmp_path: Path) -> None:
