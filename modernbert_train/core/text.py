@@ -137,9 +137,14 @@ def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = Fal
     return "\n".join((" " * indent + form.format(*row)).rstrip() for row in lines)
 
 
+def on_one_line(text: str) -> str:
+    """Return untrusted text on one line, without control characters."""
+    return " ".join(printable(text).split())
+
+
 def markdown_text(text: str) -> str:
     """Escape untrusted text for Markdown: on one line, without markup and HTML."""
-    plain = re.sub(r"([\\`*\[\]|])", r"\\\1", " ".join(printable(text).split()))
+    plain = re.sub(r"([\\`*\[\]|])", r"\\\1", on_one_line(text))
     return plain.replace("&", "&amp;").replace("<", "&lt;")
 
 

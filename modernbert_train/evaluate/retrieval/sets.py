@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from modernbert_train.config.tools.retrieval import MTEB, RANKING, EvaluateConfig
 from modernbert_train.core.files import anything_as, write_whole
 from modernbert_train.core.read_json import read_json
+from modernbert_train.core.text import on_one_line
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.beir import BEIR, CORPUS, QRELS, QUERIES, Beir, beir_folder, read_beir
@@ -70,7 +71,7 @@ def open_set(name: str, config: EvaluateConfig, key: str = "", label: str | None
     task = f"CQADupstack{part.title()}Retrieval" if first == "cqadupstack" and part else BEIR.get(name)
     if not folder.exists() and task is not None:
         return Set(label or name.replace("/", "-"), None, task, ranks=True)
-    return Set(label or folder.resolve().name, read_beir(folder, config.split, key), None, ranks=True)
+    return Set(label or on_one_line(folder.resolve().name), read_beir(folder, config.split, key), None, ranks=True)
 
 
 def find_task(name: str) -> Any:

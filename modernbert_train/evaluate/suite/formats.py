@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modernbert_train.core.text import markdown_table, markdown_text, printable
+from modernbert_train.core.text import markdown_table, markdown_text, on_one_line
 from modernbert_train.evaluate.suite import efficiency
 
 Table = dict[str, Any]  # as table.json
@@ -111,14 +111,10 @@ def _shown(cell: Cell | None) -> str:
 
 
 def _for_latex(text: str) -> str:
-    return "".join(_LATEX.get(each, each) for each in _on_one_line(text))
+    return "".join(_LATEX.get(each, each) for each in on_one_line(text))
 
 
 def _for_csv(text: str | None) -> str | None:
     """Return text that a spreadsheet does not take for a formula."""
-    text = text and _on_one_line(text)
+    text = text and on_one_line(text)
     return f"'{text}" if text and re.match(r"[=+\-@]", text) else text
-
-
-def _on_one_line(text: str) -> str:
-    return " ".join(printable(text).split())

@@ -193,6 +193,11 @@ def test_a_public_set_is_a_folder_or_a_task_of_mteb(
     words = ["--model", str(encoder), f"runs_folder={tmp_path}/runs", f"beir_folder={tmp_path}/beir", "device=cpu"]
     assert main(["retrieval", "evaluate", "scifact", *words, "name=here"]) == 0
     assert result_of(tmp_path / "runs/here")["counts"]["scifact"]["documents"] == 120
+    odd = (tmp_path / "beir/scifact").rename(tmp_path / "c\n|d\x1b[2J")
+    capsys.readouterr()
+    assert main(["retrieval", "evaluate", str(odd), *words, "name=odd"]) == 0
+    assert r"c |d\x1b[2J ndcg_at_10" in (said := capsys.readouterr().out) and "\x1b" not in said
+    odd.rename(tmp_path / "beir/scifact")
 
     def lost(*_: Any, **__: Any) -> None:
         raise ConnectionError("the hub is far away")
