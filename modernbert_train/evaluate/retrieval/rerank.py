@@ -10,9 +10,7 @@ Legend: P pairs, L outputs.
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +22,15 @@ from modernbert_train.core.text import number_in, shorten
 from modernbert_train.data.read.task_rows import lines_of
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.beir import checked
-from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, quiet
+from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, exported, quiet
 from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, is_sentence_model
 from modernbert_train.evaluate.retrieval.sets import Set, evaluate_task, task_of
 from modernbert_train.report.counting import Counting
 
 if TYPE_CHECKING:
     from sentence_transformers import CrossEncoder
+
+    from modernbert_train.weights.source import Source
 
 Scores = dict[str, dict[str, float]]  # by query and document
 RUN_ENDS = (".trec", ".run", ".txt", ".tsv", ".json")  # of files of candidates
@@ -97,19 +97,15 @@ def _score(text: Any, where: str) -> float:
     return score
 
 
-@contextmanager
-def _exported(name: str) -> Iterator[Path]:
-    """Export a model with its head to a transformers folder, in fp32."""
-    from modernbert_train.weights.export import export_source
-
+def _scoring(name: str) -> Source:
+    """Open a model of `finetune` that scores pairs."""
     source = encoder_source(name)
     kind = source.objective.label_scheme[:1] if source.objective is not None else ()
     if kind not in (("single-label",), ("regression",)):
         raise ConfigError(
             f"--model={name}: scores no pairs of texts. Name a model of `finetune` with two text_columns."
         )
-    with tempfile.TemporaryDirectory() as folder:
-        yield export_source(source, Path(folder) / "reranker")
+    return source
 
 
 def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
@@ -130,7 +126,7 @@ def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
         check_sentence_model(name, config)
         model = load(name)
     else:
-        with _exported(name) as folder, quiet():
+        with exported(_scoring(name)) as folder, quiet():
             model = load(str(folder))
     if model.num_labels > 2:
         raise ConfigError(

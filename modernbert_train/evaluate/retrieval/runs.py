@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -51,8 +51,7 @@ def encoder_named(model: str) -> Named:
     return named
 
 
-@contextmanager
-def exported_encoder(model: str, seed: int = SEED) -> Iterator[Path]:
+def exported_encoder(model: str, seed: int = SEED) -> AbstractContextManager[Path]:
     """Export a run, a checkpoint or a model to a temporary folder that AutoModel loads, in fp32.
 
     A Hugging Face folder is rewritten too: the libraries would load it in its stored half precision and run code that
@@ -62,11 +61,16 @@ def exported_encoder(model: str, seed: int = SEED) -> Iterator[Path]:
         ConfigError: it is a decoder, with causal attention.
         DataError, StorageError: see `open_model`.
     """
+    return exported(encoder_source(model, seed))
+
+
+@contextmanager
+def exported(source: Source) -> Iterator[Path]:
+    """Export an opened model, with its head, to a temporary folder of transformers, in fp32."""
     from modernbert_train.weights.export import export_source
 
-    source = encoder_source(model, seed)
     with tempfile.TemporaryDirectory() as folder:
-        yield export_source(source, Path(folder) / "encoder")
+        yield export_source(source, Path(folder) / "model")
 
 
 def encoder_source(model: str, seed: int = SEED) -> Source:
