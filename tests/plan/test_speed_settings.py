@@ -10,7 +10,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -33,6 +32,7 @@ from modernbert_train.plan.speed_settings import (
     gpu_of_this_rank,
     gpus_of_run,
 )
+from tests.support.jobs import losses
 from tests.support.small_checkpoint import sign
 from tests.support.tiny_run import TinyRun
 
@@ -177,12 +177,7 @@ class TestTune:
         assert "  speed   compute.query_block=32, compute.compile=false, compute.threads=1, optim.fused=false" in said
         assert ": as this run was trained so far\n" in said
         assert main(["train", *words, *found, "phases.short.tokens=2000", "name=through"]) == 0
-        assert losses(tmp_path, "tiny") == losses(tmp_path, "through")
-
-
-def losses(folder: Path, name: str) -> list[Any]:
-    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
-    return [entry["loss"] for entry in map(json.loads, lines) if entry["kind"] == "step"]
+        assert losses(tmp_path / "runs/tiny") == losses(tmp_path / "runs/through")
 
 
 def checkpoint(config: RunConfig, phase: str, step: int = 7) -> None:
@@ -298,7 +293,7 @@ def test_dropout_stays_as_it_was_where_a_resumed_run_would_take_another_microbat
     assert main(["train", *words, nobody, "phases.short.tokens=2000"]) == 0
     assert main(["train", *words, took, "phases.short.tokens=2000", "name=through"]) == 0
     assert main(["train", *words, nobody, "phases.short.tokens=2000", "name=rows"]) == 0
-    assert losses(tmp_path, "tiny") == losses(tmp_path, "through") != losses(tmp_path, "rows")
+    assert losses(tmp_path / "runs/tiny") == losses(tmp_path / "runs/through") != losses(tmp_path / "runs/rows")
 
 
 def test_ranks_that_share_a_gpu_have_a_part_of_its_memory_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,9 +25,10 @@ from modernbert_train.models.layers import EncoderLayer
 from tests.support.attention import packed
 from tests.support.faulty import Fault, at_fault
 from tests.support.gloo import run_ranks
+from tests.support.jobs import losses
 from tests.support.ranks import train_each
 from tests.support.runs import records
-from tests.support.tiny_run import TIMES, TinyRun
+from tests.support.tiny_run import TinyRun
 
 BF16 = "compute.precision=bf16"
 
@@ -35,10 +36,6 @@ BF16 = "compute.precision=bf16"
 @pytest.fixture(autouse=True)
 def imitated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)
-
-
-def losses(folder: Path) -> list[float]:
-    return [each["loss"] for each in records(folder)]
 
 
 @pytest.mark.runs
@@ -51,7 +48,7 @@ def test_a_run_and_its_verbs_compute_in_bf16(
     words = tiny_run(BF16, *short, "model.attention_out_dropout=0.2")
     assert main(["train", *words]) == 0
     assert ", bf16 autocast over fp32 weights" in capsys.readouterr().out
-    steps = [{key: value for key, value in each.items() if key not in TIMES} for each in records(folder)]
+    steps = records(folder)
     last, _ = newest_valid(folder / "checkpoints")
     assert last is not None
     tensors = last.weights() | last.optimizer()
@@ -61,7 +58,7 @@ def test_a_run_and_its_verbs_compute_in_bf16(
     for path in sorted((folder / "checkpoints").iterdir())[1:]:
         shutil.rmtree(path)
     assert main(["train", *words]) == 0
-    assert [{key: value for key, value in each.items() if key not in TIMES} for each in records(folder)] == steps
+    assert records(folder) == steps
     again, _ = newest_valid(folder / "checkpoints")
     assert again is not None
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in (again.weights() | again.optimizer()).items())
@@ -172,17 +169,3 @@ def test_what_a_processor_lacks_is_refused(
     assert "compute.precision=bf16: this processor lacks bf16" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="precision=bf16: this processor lacks bf16"):
         bf16.takes_bf16("bf16", "precision", on_gpu=False)
-
-
-@pytest.mark.parametrize(("capability", "expected"), [((7, 5), False), ((8, 0), True)])
-def test_a_gpu_does_not_imitate_it(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: bool
-) -> None:
-    """On a T4 torch reports bf16 support, and computes in fp32 with a conversion each time."""
-    imitates = lambda including_emulation=True: including_emulation or capability >= (8, 0)  # noqa: E731
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", imitates)
-    assert bf16.takes_bf16("auto", "precision", on_gpu=True) is expected
-    assert not bf16.takes_bf16("fp32", "precision", on_gpu=True)
-    if not expected:
-        with pytest.raises(ConfigError, match="precision=bf16: this GPU lacks bf16"):
-            bf16.takes_bf16("bf16", "precision", on_gpu=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-import json
 import re
 import shutil
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.callbacks import ARGUMENTS, GPU_ONLY, REFUSED
 from modernbert_train.errors import ConfigError
 from modernbert_train.train.callbacks import CALLBACKS, LOGGERS, build_callbacks, check_loggers
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
 CLASSES = {"callbacks": CALLBACKS, "loggers": LOGGERS}
@@ -33,11 +32,6 @@ def logged(folder: Path) -> dict[str, dict[int, float]]:
         if match := re.match(r"\[metric\]\[batch=(\d+)\]: (\S+): (-?[\d.]+|nan|inf) ", line):
             found[match[2]][int(match[1])] = float(match[3])
     return found
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [entry for entry in entries if entry["kind"] == "step"]
 
 
 def snake(name: str) -> str:
@@ -85,7 +79,7 @@ def test_composers_callbacks_measure_this_trainer_truly(tiny_run: TinyRun, tmp_p
         "loggers.in_memory={}",
     )
     assert main(["train", *tiny_run(*SHORT, *plugins)]) == 0
-    found, record = logged(tmp_path / "runs/tiny"), steps(tmp_path / "runs/tiny")
+    found, record = logged(tmp_path / "runs/tiny"), records(tmp_path / "runs/tiny")
     assert len(record) > 6
     for entry in record:
         step = entry["step"]
@@ -111,7 +105,7 @@ def test_tensorboard_gets_every_step(tiny_run: TinyRun, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     assert main(["train", *tiny_run(*SHORT, "loggers.tensorboard={}")]) == 0
-    record = steps(tmp_path / "runs/tiny")
+    record = records(tmp_path / "runs/tiny")
     losses: dict[int, float] = {}
     for file in (tmp_path / "runs/tiny/tensorboard/tiny").glob("events*"):
         events = EventAccumulator(str(file)).Reload()
@@ -135,7 +129,7 @@ def test_mlflow_gets_every_step_and_a_restart_continues_in_the_same_run(
     client = mlflow.MlflowClient(server)
     (run,) = client.search_runs([client.get_experiment_by_name("modernbert-train").experiment_id])
     found = {each.step: each.value for each in client.get_metric_history(run.info.run_id, "train/loss")}
-    assert found == {entry["step"]: pytest.approx(entry["loss"]) for entry in steps(tmp_path / "runs/tiny")}
+    assert found == {entry["step"]: pytest.approx(entry["loss"]) for entry in records(tmp_path / "runs/tiny")}
     assert run.data.params["optim.lr"] == "0.005"
 
 
@@ -148,14 +142,14 @@ def test_trackio_gets_every_step_without_a_network_and_a_restart_goes_on_in_the_
     trackio = pytest.importorskip("trackio")
     words = tiny_run(*SHORT, "loggers.trackio={group: tiny}", "checkpoint.interval_steps=4")
     assert main(["train", *words]) == 0
-    first = steps(tmp_path / "runs/tiny")
+    first = records(tmp_path / "runs/tiny")
     shutil.rmtree(max((tmp_path / "runs/tiny/checkpoints").iterdir()))
     assert main(["train", *words]) == 0
     (run,) = trackio.Api().runs("modernbert-train")
     assert run.name.startswith("tiny-") and run.config["optim.lr"] == 0.005 and run.config["_Group"] == "tiny"
     found = trackio.sqlite_storage.SQLiteStorage.get_logs("modernbert-train", run.name)
     losses = {entry["step"]: entry["train/loss"] for entry in found if "train/loss" in entry}
-    assert losses == {entry["step"]: pytest.approx(entry["loss"]) for entry in steps(tmp_path / "runs/tiny")}
+    assert losses == {entry["step"]: pytest.approx(entry["loss"]) for entry in records(tmp_path / "runs/tiny")}
     assert len([entry for entry in found if "train/loss" in entry]) > len(first)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -31,12 +30,8 @@ from modernbert_train.train.adapters import ComposerObjective, parallelism
 from modernbert_train.train.composer_internals import composer_device, composer_precision, install
 from modernbert_train.train.stability import Guard
 from tests.support.gloo import run_ranks
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
-
-
-def steps(folder: Path) -> list[tuple[int, float, float]]:
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [(entry["step"], entry["loss"], entry["grad_norm"]) for entry in entries if entry["kind"] == "step"]
 
 
 @pytest.mark.runs
@@ -102,7 +97,7 @@ def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
 
     monkeypatch.setattr(ForMaskedLM, "forward", too_large)
     assert main(["train", *tiny_run("data.validation=null", "phases.short.microbatch_tokens=128")]) == 70
-    assert computed == 3 and len(steps(tmp_path / "runs/tiny")) == 1  # 4 rows, 2 in a microbatch
+    assert computed == 3 and len(records(tmp_path / "runs/tiny")) == 1  # 4 rows, 2 in a microbatch
 
 
 def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,8 @@ If this breaks, a mixture cannot be checked afterwards, or changes when a job is
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,8 @@ from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.unigram import TokenCounts, Unigram, unigram_of
 from modernbert_train.errors import ConfigError, DataError
 from tests.support.make_shards import make_documents, make_shards
-from tests.support.tiny_run import TIMES, TinyRun
+from tests.support.runs import records
+from tests.support.tiny_run import TinyRun
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +47,12 @@ def words(tiny_run: TinyRun, folders: Path) -> TinyRun:
     return mixed
 
 
-def steps(folder: Path) -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries if entry["kind"] == "step"]
-
-
 @pytest.mark.runs
 def test_a_run_records_its_mixture(words: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The record must show the mixture that was really trained on."""
     assert main(["train", *words("name=whole")]) == 0
     assert "tokens of text were waiting for a row and are not trained on" in capsys.readouterr().out
-    whole = steps(tmp_path / "runs/whole")
+    whole = records(tmp_path / "runs/whole")
     for phase, share in (("short", 0.8), ("long", 0.2)):
         mine = [entry["stream_tokens"] for entry in whole if entry["phase"] == phase]
         found = sum(entry["a"] for entry in mine) / sum(sum(entry.values()) for entry in mine)
@@ -79,7 +73,7 @@ def test_a_stopped_mixture_resumes_to_the_same_losses_and_never_over_another(
         "phases.short.tokens=2500",
     )
     assert main(["train", *words("name=whole", *often)]) == 0
-    whole = steps(tmp_path / "runs/whole")
+    whole = records(tmp_path / "runs/whole")
     for kept in (3, len(whole) - 2):
         copy = tmp_path / f"runs/kept{kept}"
         shutil.copytree(tmp_path / "runs/whole", copy)
@@ -91,7 +85,7 @@ def test_a_stopped_mixture_resumes_to_the_same_losses_and_never_over_another(
         assert main(["train", *swapped]) == 65
         assert "trained on other data: its hash of lengths of b is" in capsys.readouterr().err
         assert main(["train", *words(f"name=kept{kept}", *often)]) == 0
-        assert steps(copy) == whole
+        assert records(copy) == whole
 
 
 @pytest.mark.runs

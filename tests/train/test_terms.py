@@ -6,7 +6,6 @@ gradient.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from modernbert_train.distributed.compute import Compute
 from modernbert_train.train import gradients as making
 from modernbert_train.train.gradients import gradients
 from tests.support.make_shards import make_documents, make_shards
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
 TERMS = {"mlm": 1.0, "sop": 0.5}
@@ -134,12 +134,11 @@ def test_texts_too_short_for_pairs_train_their_masked_tokens(tiny_run: TinyRun, 
     run["objective"] = {"name": "sop", "mask_rate": 0.5}
     Path(file).write_text(yaml.safe_dump(run, sort_keys=False))
     assert main(["train", file, "phases.long=null", "phases.short={tokens: 900, schedule: {warmup_tokens: 0}}"]) == 0
-    metrics = (tmp_path / "runs/tiny/metrics.jsonl").read_text().splitlines()
-    steps = [entry for line in metrics if (entry := json.loads(line))["kind"] == "step"]
+    steps = records(tmp_path / "runs/tiny")
     assert steps and all((step["count/sop"], step["loss/sop"]) == (0, 0.0) for step in steps)
     assert all(step["count/mlm"] == step["predicted"] and math.isfinite(step["grad_norm"]) for step in steps)
     assert sum(step["predicted"] for step in steps) > 0
-    (measured, *_) = [entry for line in metrics if (entry := json.loads(line))["kind"] == "validation"]
+    (measured, *_) = records(tmp_path / "runs/tiny", "validation")
     assert (measured["sop/loss"], measured["sop/accuracy"]) == (0.0, 0.0)
 
 

@@ -5,7 +5,6 @@ If this breaks, published corpora cannot be trained on, or are misread.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -24,14 +23,10 @@ from modernbert_train.vocabulary import read_vocabulary
 from tests.support import layouts
 from tests.support.adopted import opened
 from tests.support.make_shards import make_documents, make_shards
-from tests.support.tiny_run import TIMES, TinyRun
+from tests.support.runs import records
+from tests.support.tiny_run import TinyRun
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.runs, pytest.mark.filterwarnings("ignore::ResourceWarning")]
-
-
-def steps(folder: Path) -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in entry.items() if k not in TIMES} for entry in entries if entry["kind"] == "step"]
 
 
 def test_layouts_of_others_train_as_prepared_shards_do(
@@ -46,7 +41,7 @@ def test_layouts_of_others_train_as_prepared_shards_do(
     def train(name: str, folder: Path) -> list[dict[str, Any]]:
         words = (f"name={name}", f"data.train={folder}", "phases.short.tokens=2000", "phases.long=null")
         assert main(["train", *tiny_run(*words, "data.validation=null")]) == 0
-        return steps(tmp_path / "runs" / name)
+        return records(tmp_path / "runs" / name)
 
     for number, layout in enumerate(("ettin", "raw bytes")):
         theirs, out = tmp_path / f"theirs{number}", tmp_path / f"adopted{number}"
