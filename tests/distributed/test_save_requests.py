@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
 from modernbert_train.distributed import save_requests
-from modernbert_train.distributed.save_requests import ONE_REQUEST_SECONDS, Requests
+from modernbert_train.distributed.save_requests import Requests
 
 
 class Clock:
@@ -33,20 +31,3 @@ def test_a_checkpoint_is_overdue_once_in_each_interval(clock: Clock) -> None:
         assert not asked.of_this_rank().overdue
     clock.now += 1e9
     assert not Requests(None).of_this_rank().overdue
-
-
-def test_a_second_signal_ends_at_once_unless_it_is_the_same_request(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A scheduler and the launcher signal a rank within a moment: both mean "save", and neither may kill the save."""
-    ends: list[int] = []
-    monkeypatch.setattr(save_requests.os, "_exit", ends.append)
-    asked = Requests(None)
-    assert not asked.of_this_rank().stop
-    asked._on_signal(signal.SIGTERM, None)  # type: ignore[arg-type]
-    clock.now += 0.9 * ONE_REQUEST_SECONDS
-    asked._on_signal(signal.SIGUSR1, None)  # type: ignore[arg-type]
-    assert asked.of_this_rank().stop and ends == []
-    clock.now += 0.2 * ONE_REQUEST_SECONDS
-    asked._on_signal(signal.SIGINT, None)  # type: ignore[arg-type]
-    assert ends == [130]

@@ -15,7 +15,6 @@ import pytest
 from launch.run import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.support.jobs import LONG, RUN, SHORT, Job, alive, children, environment, losses
-from tests.support.paths import ROOT
 from tests.support.probed import call_probed
 from tests.support.tiny_run import TinyRun
 
@@ -133,52 +132,21 @@ def test_the_time_limit_saves_before_it_comes(tiny_run: TinyRun, tmp_path: Path)
     assert found is not None and found.step == len(losses(tmp_path / "runs/tiny"))
 
 
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(250)
-def test_torchrun_alone_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """launch/run.py is then one of its ranks, and starts none."""
-    command = [*TORCHRUN, RUN[1], *tiny_run(*SHORT)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
+COMPOSER = [sys.executable, "-m", "modernbert_train.import_stubs", "composer.cli", "-n", "2", "-m"]
 
 
 @pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(250)
-def test_composers_launcher_works_too(tiny_run: TinyRun, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "modernbert_train.import_stubs", "composer.cli"]
-    command += ["-n", "2", "-m", "modernbert_train", "train", *tiny_run(*SHORT)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
+@pytest.mark.parametrize(
+    "command", [[*TORCHRUN, RUN[1]], [*COMPOSER, "modernbert_train", "train"]], ids=["torchrun", "composer"]
+)
+def test_another_launcher_works_too(tiny_run: TinyRun, tmp_path: Path, command: list[str]) -> None:
+    """launch/run.py, or `train`, is then one of its ranks, and starts none."""
+    words = [*command, *tiny_run(*SHORT)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(250)
-def test_the_quickstart_on_four_ranks_takes_the_steps_of_one(tiny_data: Path, tmp_path: Path) -> None:
-    """With a batch that four can share, as the launcher's note says."""
-    data = [f"data.{key}={tiny_data}/{key}" for key in ("train", "validation", "tokenizer")]
-    size = ["model.vocab_size=512", "model.hidden_size=32", "model.num_heads=1", "model.intermediate_size=48"]
-    rows = ["phases.stable={tokens: 20_000, row_tokens: 128, batch_rows: 8, microbatch_tokens: 256, "]
-    rows[0] += "batch_warmup: {start_rows: 4, step_rows: 4, tokens: 8_000}, schedule: {warmup_tokens: 2_000}}"
-    rest = [
-        "phases.context=null",
-        "phases.decay=null",
-        "data.num_workers=0",
-        "eval.max_tokens=500",
-        "compute.device=cpu",
-    ]
-    curves = []
-    for ranks in ("1", "4"):
-        words = [f"{ROOT}/yamls/quickstart.yaml", *data, *size, *rows, *rest, f"name=on-{ranks}", "--ranks", ranks]
-        done = subprocess.run(
-            [*RUN, *words], env=environment(), capture_output=True, text=True, timeout=200, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
-        curves.append(losses(tmp_path / f"runs/on-{ranks}"))
-    assert len(curves[0]) > 15 and curves[1] == pytest.approx(curves[0], rel=1e-4)
 
 
 @pytest.mark.runs

@@ -4,6 +4,7 @@ ever, or ends one that should continue."""
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import time
@@ -27,28 +28,46 @@ def failure(rank: int, code: int, folder: Path, said: str = "") -> ProcessFailur
     return ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file=str(file))
 
 
-def ended(
-    folder: Path,
-    codes: dict[int, int],
-    said: dict[int, str] | None = None,
-    frozen: set[int] | None = None,
-    first: int | None = None,
-    second: int | None = None,
-) -> tuple[int, str]:
+TERM, KILL, INT, USR1 = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGUSR1
+HALVED, SHARD = "rank 1 on x: phases.a.microbatch_tokens=64 does not fit", "rank 1 on x: a shard"
+# how the ranks ended, what they posted, ranks without a sign of life, the first signal and the second -> code, message
+ENDS: dict[str, tuple[dict[int, int], dict[int, str], set[int], int | None, int | None, int, str]] = {
+    "all saved": ({0: 75, 1: 75}, {}, set(), None, None, 75, ""),
+    "one was killed before it could exit": ({0: -TERM, 1: 75}, {}, set(), None, None, 75, ""),
+    "the agent killed one that was slow to save": ({1: 75, 0: -KILL}, {}, set(), INT, None, 75, ""),
+    "one ended while it started": ({0: 75, 1: -TERM}, {}, set(), None, None, 75, ""),
+    "one posted its error": ({0: 65, 1: -TERM}, {0: "rank 1 on elsewhere: shard 3"}, set(), None, None, 65,
+                             "rank 1 on elsewhere: shard 3"),
+    "one only lost the one that was killed": ({0: 70, 1: -KILL}, {0: "rank 1 on x: is gone"}, set(), None, None, 70,
+                                              f"rank 1 on {HERE} was ended by SIGKILL.* memory"),
+    # the agent ends the others, and one that is still starting exits with 75: no reason to restart
+    "an error ended one that started": ({1: 65, 0: 75}, {1: SHARD}, set(), None, None, 65, SHARD),
+    "a mistake ended one that started": ({3: 78, 2: 75}, {}, set(), None, None, 78,
+                                         f"rank 3 on {HERE} ended first, with exit code 78; its error is above"),
+    "a mistake, and a signal too": ({0: 75, 1: 78}, {}, set(), TERM, None, 78, "rank 1 on "),
+    "a kill ended one that started": ({1: -KILL, 0: 75}, {}, set(), None, None, 70,
+                                      f"rank 1 on {HERE} was ended by SIGKILL"),
+    # the agent lists failures as it saw them; a rank that waits for a dead one ignores SIGTERM and is killed
+    "the agent killed one that waited": ({1: -signal.SIGSEGV, 0: -KILL}, {}, set(), None, None, 70,
+                                         f"rank 1 on {HERE} was ended by SIGSEGV"),
+    "one froze": ({0: -TERM, 1: -KILL}, {}, {1}, None, None, 124, f"rank 1 on {HERE} gave no sign of life"),
+    "stopped before training": ({0: -TERM, 1: -USR1}, {}, set(), USR1, None, 75, "stopped .* nothing to save"),
+    "perhaps nothing was saved": ({0: -KILL, 1: 75}, {}, set(), TERM, INT, 130, "a second signal"),
+    # both end with 75; after a halving the launcher starts its ranks again, after a stop it must not
+    "a microbatch was halved": ({1: 75, 0: -TERM}, {1: HALVED}, set(), None, None, 75, HALVED),
+    "a stop while one was halved": ({1: 75, 0: 75}, {1: HALVED}, set(), TERM, None, 75, ""),
+    "an error while one was halved": ({2: 75, 3: 65}, {3: "rank 3 on x: a shard"}, set(), None, None, 65, "rank 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_the_end_of_the_ranks_is_one_code_and_one_message(tmp_path: Path, case: str) -> None:
+    codes, said, frozen, first, second, code, message = ENDS[case]
     signals = _Signals()
     signals.first, signals.second = first, second
-    failures = {rank: failure(rank, code, folder, (said or {}).get(rank, "")) for rank, code in codes.items()}
-    return outcome(failures, frozen or set(), signals)
-
-
-def test_saved_on_all_ranks_is_75_for_a_signal_to_any_rank(tmp_path: Path) -> None:
-    assert ended(tmp_path, {0: 75, 1: 75}) == (75, "")
-    assert ended(tmp_path, {0: -signal.SIGTERM, 1: 75}) == (75, "")  # the agent killed it before it could exit
-
-
-def test_the_rank_that_posted_its_error_is_named_and_gives_the_code(tmp_path: Path) -> None:
-    said = "rank 1 on elsewhere: shard 3 is damaged"
-    assert ended(tmp_path, {0: 65, 1: -signal.SIGTERM}, {0: said}) == (65, said)
+    failures = {rank: failure(rank, each, tmp_path, said.get(rank, "")) for rank, each in codes.items()}
+    found = outcome(failures, frozen, signals)
+    assert found[0] == code and (re.match(message, found[1]) if message else not found[1])
 
 
 def test_of_several_errors_the_first_is_reported(tmp_path: Path) -> None:
@@ -58,48 +77,6 @@ def test_of_several_errors_the_first_is_reported(tmp_path: Path) -> None:
     codes = {0: 70, 1: 65, 2: 70}
     failures = {rank: failure(rank, code, tmp_path) for rank, code in codes.items()}
     assert outcome(failures, set(), _Signals()) == (65, "of rank 1")
-
-
-def test_a_killed_rank_is_named_before_those_that_only_lost_it(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, {0: 70, 1: -signal.SIGKILL}, {0: "rank 1 on x: is gone"})
-    assert code == 70 and said.startswith(f"rank 1 on {HERE} was ended by SIGKILL") and "memory" in said
-
-
-def test_a_rank_that_was_ended_with_the_one_that_failed_does_not_make_it_a_saved_run(tmp_path: Path) -> None:
-    """The agent ends the others with SIGTERM, and one that is still starting exits with 75: no reason to restart."""
-    assert ended(tmp_path, {1: 65, 0: 75}, {1: "rank 1 on x: a shard"}) == (65, "rank 1 on x: a shard")
-    code, said = ended(tmp_path, {3: 78, 2: 75})
-    assert code == 78 and said.startswith(f"rank 3 on {HERE} ended first, with exit code 78")
-    code, said = ended(tmp_path, {1: -signal.SIGKILL, 0: 75})
-    assert code == 70 and said.startswith(f"rank 1 on {HERE} was ended by SIGKILL")
-    assert ended(tmp_path, {1: 75, 0: -signal.SIGKILL}, first=signal.SIGINT) == (75, "")  # saved, and slow to end
-
-
-def test_the_rank_that_was_killed_first_is_named_and_not_one_that_the_agent_killed(tmp_path: Path) -> None:
-    """A rank that waits for a dead one ignores SIGTERM; the agent lists failures in the order in which it saw them."""
-    _, said = ended(tmp_path, {1: -signal.SIGSEGV, 0: -signal.SIGKILL})
-    assert said.startswith(f"rank 1 on {HERE} was ended by SIGSEGV")
-
-
-def test_a_frozen_rank_is_124(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, {0: -signal.SIGTERM, 1: -signal.SIGKILL}, frozen={1})
-    assert code == 124 and said.startswith(f"rank 1 on {HERE} gave no sign of life")
-
-
-def test_stopped_before_training_began_is_75(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, {0: -signal.SIGTERM, 1: -signal.SIGUSR1}, first=signal.SIGUSR1)
-    assert code == 75 and "nothing to save" in said
-
-
-def test_a_second_signal_is_no_75(tmp_path: Path) -> None:
-    """Perhaps nothing was saved, even if one rank exited with 75."""
-    code, said = ended(tmp_path, {0: -signal.SIGKILL, 1: 75}, first=signal.SIGTERM, second=signal.SIGINT)
-    assert code == 130 and "second signal" in said
-
-
-def test_an_end_without_a_word_still_names_the_rank(tmp_path: Path) -> None:
-    code, said = ended(tmp_path, {1: 78})
-    assert code == 78 and said == f"rank 1 on {HERE} ended first, with exit code 78; its error is above"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
@@ -124,22 +101,6 @@ def handled(number: int, handler: signal.Handlers) -> Iterator[None]:
         yield
     finally:
         signal.signal(number, before)
-
-
-def test_a_rank_that_is_ended_because_of_another_does_not_make_a_mistake_a_stop(tmp_path: Path) -> None:
-    """A rank that is ended while it starts exits with 75; a scheduler would restart a hopeless job for ever."""
-    code, said = ended(tmp_path, {0: 75, 1: 78})
-    assert code == 78 and said.startswith("rank 1 on ")
-    assert ended(tmp_path, {0: 75, 1: 78}, first=signal.SIGTERM)[0] == 78
-    assert ended(tmp_path, {0: 75, 1: -signal.SIGTERM}) == (75, "")
-
-
-def test_a_microbatch_that_was_halved_is_reported_and_a_stop_is_not_taken_for_it(tmp_path: Path) -> None:
-    """Both end with 75. After a halving the launcher starts its ranks again, after a stop it must not."""
-    said = "rank 1 on x: phases.a.microbatch_tokens=64 does not fit"
-    assert ended(tmp_path, {1: 75, 0: -signal.SIGTERM}, {1: said}) == (75, said)
-    assert ended(tmp_path, {1: 75, 0: 75}, {1: said}, first=signal.SIGTERM) == (75, "")
-    assert ended(tmp_path, {2: 75, 3: 65}, {3: "rank 3 on x: a shard"})[0] == 65
 
 
 def test_ranks_start_again_once_for_each_halving(monkeypatch: pytest.MonkeyPatch) -> None:
