@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -115,18 +115,25 @@ def test_a_lost_host_is_named_and_the_run_resumes_as_if_never_stopped(
     assert losses(folder) == losses(tmp_path / "runs/whole") and len(losses(folder)) > 15
 
 
+def training(hosts: tuple[Host, ...], tiny_run: TinyRun, folder: Path, *changes: str, **variables: str) -> Pair:
+    """Return a long run in its fourth step or later, in which every rank knows the others."""
+    words = tiny_run(*LONG, f"distributed.timeout_seconds={TIMEOUT}", *changes)
+    pair = Pair(hosts, words, folder, **variables)
+    wait_for_steps(folder / "runs/tiny", 4, pair.launchers)
+    time.sleep(HEARD)
+    return pair
+
+
 @pytest.mark.weekly
 @pytest.mark.slow
-def test_a_cut_cable_ends_both_sides(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lose", [Host.cut, Host.lose_packets_to], ids=["cable", "one way"])
+def test_a_way_that_is_lost_ends_both_sides(
+    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path, lose: Callable[..., None]
+) -> None:
     """Nothing is closed or refused, so only the silence is noticed; each side must end by itself."""
-    words = tiny_run(
-        "phases.short.tokens=400000", "phases.short.batch_warmup=null", f"distributed.timeout_seconds={TIMEOUT}"
-    )
-    pair = Pair(hosts, words, tmp_path)
-    wait_for_steps(tmp_path / "runs/tiny", 4, pair.launchers)
+    pair = training(hosts, tiny_run, tmp_path)
     ranks = [pid for launcher in pair.launchers for pid in children(launcher.pid)]
-    time.sleep(HEARD)
-    hosts[1].cut()
+    lose(hosts[1], *hosts[: lose is Host.lose_packets_to])
     ends = [pair.end(number, TIMEOUT + 15 + BUSY) for number in (0, 1)]
     assert [code for code, _ in ends] == [124, 124], ends
     assert ends[0][1].splitlines()[-1].startswith("error: rank 1 on host-b: hangs: no sign of life")
@@ -138,11 +145,7 @@ def test_a_cut_cable_ends_both_sides(hosts: tuple[Host, Host], tiny_run: TinyRun
 @pytest.mark.slow
 def test_a_frozen_first_host_is_named_by_the_other(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
     """It holds the store, so requests to it block; the other must not take its own healthy rank for frozen."""
-    words = tiny_run(
-        "phases.short.tokens=400000", "phases.short.batch_warmup=null", f"distributed.timeout_seconds={TIMEOUT}"
-    )
-    pair = Pair(hosts, words, tmp_path)
-    wait_for_steps(tmp_path / "runs/tiny", 4, pair.launchers)
+    pair = training(hosts, tiny_run, tmp_path)
     launcher = pair.launchers[0].pid
     for pid in [launcher, *children(launcher)]:
         os.kill(pid, signal.SIGSTOP)
@@ -154,8 +157,7 @@ def test_a_frozen_first_host_is_named_by_the_other(hosts: tuple[Host, Host], tin
 @pytest.mark.weekly
 @pytest.mark.slow
 def test_a_signal_on_one_host_saves_on_both(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
-    pair = Pair(hosts, tiny_run("phases.short.tokens=400000", "phases.short.batch_warmup=null"), tmp_path)
-    wait_for_steps(tmp_path / "runs/tiny", 4, pair.launchers)
+    pair = training(hosts, tiny_run, tmp_path)
     pair.launchers[1].terminate()
     assert [pair.end(number, 90)[0] for number in (0, 1)] == [75, 75]
 
@@ -166,8 +168,7 @@ def test_the_first_host_that_is_lost_ends_the_other(
     hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     """It held the store, so no message can be exchanged; only its address can be named, by a rank or a launcher."""
-    pair = Pair(hosts, tiny_run("phases.short.tokens=400000", "phases.short.batch_warmup=null"), tmp_path)
-    wait_for_steps(tmp_path / "runs/tiny", 4, pair.launchers)
+    pair = training(hosts, tiny_run, tmp_path)
     pair.kill(0)
     code, output = pair.end(1, 90)
     assert code == 70
@@ -176,29 +177,11 @@ def test_the_first_host_that_is_lost_ends_the_other(
 
 @pytest.mark.weekly
 @pytest.mark.slow
-def test_a_way_that_is_lost_in_one_direction_ends_both_sides(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
-) -> None:
-    pair = Pair(hosts, tiny_run(*LONG, f"distributed.timeout_seconds={TIMEOUT}"), tmp_path)
-    wait_for_steps(tmp_path / "runs/tiny", 4, pair.launchers)
-    time.sleep(HEARD)
-    hosts[1].lose_packets_to(hosts[0])
-    ends = [pair.end(number, TIMEOUT + 15 + BUSY) for number in (0, 1)]
-    assert [code for code, _ in ends] == [124, 124], ends
-    assert ends[0][1].splitlines()[-1].startswith("error: rank 1 on host-b: hangs: no sign of life")
-    assert re.match(SILENT, ends[1][1].splitlines()[-1])
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
 def test_one_of_three_hosts_that_is_cut_off_is_named_by_the_others(tiny_run: TinyRun, tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(reason)
     with three_hosts() as hosts:
-        words = tiny_run(*LONG, "phases.short.batch_rows=6", "phases.long.batch_rows=3")
-        pair = Pair(hosts, [*words, f"distributed.timeout_seconds={TIMEOUT}"], tmp_path)
-        wait_for_steps(tmp_path / "runs/tiny", 4, pair.launchers)
-        time.sleep(HEARD)
+        pair = training(hosts, tiny_run, tmp_path, "phases.short.batch_rows=6", "phases.long.batch_rows=3")
         hosts[2].cut()
         ends = [pair.end(number, TIMEOUT + 15 + BUSY) for number in (0, 1, 2)]
     assert [code for code, _ in ends] == [124, 124, 124], ends
@@ -238,9 +221,7 @@ def test_a_network_that_carries_no_collectives_blames_no_machine(
     """Both ranks are alive and send heartbeats; a blamed machine would be excluded by the scheduler."""
     network, hosts = hub
     blamed = tmp_path / "blamed"
-    words = tiny_run(*LONG, f"distributed.timeout_seconds={TIMEOUT}")
-    pair = Pair(hosts, words, tmp_path, MODERNBERT_TRAIN_BLAMED=str(blamed))
-    wait_for_steps(tmp_path / "runs/tiny", 4, pair.launchers)
+    pair = training(hosts, tiny_run, tmp_path, MODERNBERT_TRAIN_BLAMED=str(blamed))
     network.port = 29500
     for number in (0, 1):
         code, output = pair.end(number, 45 + BUSY)

@@ -42,6 +42,17 @@ def newest(folder: Path) -> Checkpoint:
     return found
 
 
+def trained(checkpoint: Checkpoint) -> ForReplacedTokens:
+    model = build_model(checkpoint.config.model, checkpoint.config.objective)
+    assert isinstance(model, ForReplacedTokens)
+    load_weights(model, checkpoint.weights())
+    return model.eval()
+
+
+def drawn_ids(count: int) -> torch.Tensor:
+    return torch.randint(5, 500, (count,), generator=torch.Generator().manual_seed(1))
+
+
 def opened(folder: Path, named: str) -> Any:
     assert json.loads((folder / "config.json").read_text())["architectures"] == [named]
     twin, report = getattr(transformers, named).from_pretrained(folder, output_loading_info=True)
@@ -69,12 +80,7 @@ def test_both_parts_compute_the_same_in_transformers(
     assert main(["train", *words]) == 0
     run, capsys_out = tmp_path / "runs/tiny", capsys.readouterr()
     assert "generator" not in capsys_out.err
-    found = newest(run)
-    model = build_model(found.config.model, found.config.objective)
-    assert isinstance(model, ForReplacedTokens)
-    load_weights(model, found.weights())
-    model.eval()
-    ids_T = torch.randint(5, 500, (60,), generator=torch.Generator().manual_seed(1))
+    model, ids_T = trained(newest(run)), drawn_ids(60)
     packed, everywhere = lay_out(ids_T, BOUNDARIES), torch.arange(60)
     with torch.no_grad():
         told_T = model.logits(model.encode(packed))
@@ -137,13 +143,9 @@ def test_of_some_only_the_generator_is_exported(
     assert "lacks such a model for weights that were trained to detect replaced tokens" in capsys.readouterr().err
     assert main(["export", str(run), "--generator"]) == 0
     twin = opened(run / "hf-generator", named)
-    found = newest(run)
-    model = build_model(found.config.model, found.config.objective)
-    assert isinstance(model, ForReplacedTokens)
-    load_weights(model, found.weights())
-    ids_T = torch.randint(5, 500, (30,), generator=torch.Generator().manual_seed(1))
+    ids_T = drawn_ids(30)
     with torch.no_grad():
-        generator = model.eval().generator
+        generator = trained(newest(run)).generator
         expected_TV = generator.logits(generator.encode(lay_out(ids_T, (0, 30))), torch.arange(30))
         torch.testing.assert_close(twin(input_ids=ids_T[None]).logits[0], expected_TV, atol=1e-5, rtol=0)
 
@@ -156,11 +158,8 @@ def test_a_deberta_v3_is_exported_as_the_released_one(
     predicts masked tokens."""
     assert main(["train", *system(tiny_run(*SHORT, "objective.sharing=gdes"), "deberta", "rtd")]) == 0
     run = tmp_path / "runs/tiny"
-    found = weights(run)
-    assert found["model.embeddings.tok_embeddings.delta.weight"].any()
-    model = build_model(newest(run).config.model, newest(run).config.objective)
-    assert isinstance(model, ForReplacedTokens)
-    load_weights(model, found)
+    model = trained(newest(run))
+    assert model.get_parameter("model.embeddings.tok_embeddings.delta.weight").any()
     capsys.readouterr()
     assert main(["export", str(run)]) == 0 and main(["export", str(run), "--generator"]) == 0
     assert json.loads((run / "hf/config.json").read_text())["architectures"] == ["DebertaV2Model"]
@@ -168,10 +167,10 @@ def test_a_deberta_v3_is_exported_as_the_released_one(
     assert not report["missing_keys"]
     assert {name.split(".")[0] for name in report["unexpected_keys"]} == {"mask_predictions"}
     generator = opened(run / "hf-generator", "DebertaV2ForMaskedLM")
-    ids_T = torch.randint(5, 500, (60,), generator=torch.Generator().manual_seed(1))
+    ids_T = drawn_ids(60)
     packed = lay_out(ids_T, BOUNDARIES)
     with torch.no_grad():
-        hidden_TD = model.eval().encode(packed)
+        hidden_TD = model.encode(packed)
         predicted_TV = model.generator.logits(model.generator.encode(packed), torch.arange(60))
         for start, end in itertools.pairwise(BOUNDARIES):
             own = {"input_ids": ids_T[None, start:end]}
@@ -189,32 +188,12 @@ def test_a_roberta_is_exported_with_positions_from_zero(tiny_run: TinyRun, tmp_p
     assert main(["train", *words]) == 0
     run = tmp_path / "runs/tiny"
     assert main(["export", str(run)]) == 0 and main(["export", str(run), "--generator"]) == 0
-    found = newest(run)
-    model_ = build_model(found.config.model, found.config.objective)
-    assert isinstance(model_, ForReplacedTokens)
-    load_weights(model_, found.weights())
-    ids_T = torch.randint(5, 500, (30,), generator=torch.Generator().manual_seed(1))
+    twin, ids_T = trained(newest(run)), drawn_ids(30)
     with torch.no_grad():
-        expected_T = model_.eval().logits(model_.encode(lay_out(ids_T, (0, 30))))
+        expected_T = twin.logits(twin.encode(lay_out(ids_T, (0, 30))))
         logits_T = opened(run / "hf", "ElectraForPreTraining")(input_ids=ids_T[None]).logits[0]
     torch.testing.assert_close(logits_T, expected_T, atol=1e-5, rtol=0)
     assert opened(run / "hf-generator", "ElectraForMaskedLM").config.embedding_size == 32
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sharing", ["none", "gdes"])
-def test_other_sharing_resumes_as_if_never_stopped(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
-    """With dropout, Muon and recomputation: the differences are restored as differences. (`embeddings` is in the
-    matrix.)"""
-    common = ("model.dropout=0.1", "checkpoint.interval_steps=3", f"objective.sharing={sharing}", *SHORT)
-    common = (*common, "optim={name: muon, weight_decay: 0.01}", "compute.activation_checkpointing=true")
-    assert main(["train", *system(tiny_run(*common, "name=whole"), "bert", "rtd")]) == 0
-    killed_and_gone_on(system(tiny_run(*common, "name=killed"), "bert", "rtd"), step=5)
-    whole, killed = (tmp_path / "runs" / name for name in ("whole", "killed"))
-    found, expected = weights(killed), weights(whole)
-    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
-    if sharing == "gdes":
-        assert expected["model.embeddings.tok_embeddings.delta.weight"].any()
 
 
 @pytest.mark.runs
@@ -404,12 +383,10 @@ def test_each_phase_is_exported_as_what_it_trained(
     card = (first / "README.md").read_text()
     assert "AutoModelForMaskedLM" in card and "| this model |" in card and "of the tokens were replaced" not in card
     twin = opened(first, {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}[encoder])
-    model = build_model(switch.config.model, switch.config.objective)
+    model, ids_T = trained(switch), drawn_ids(30)
     assert isinstance(model, ForReplacedAndMasked)
-    load_weights(model, switch.weights())
-    ids_T = torch.randint(5, 500, (30,), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        hidden_TD = model.eval().encode(lay_out(ids_T, (0, 30)))
+        hidden_TD = model.encode(lay_out(ids_T, (0, 30)))
         torch.testing.assert_close(
             twin(input_ids=ids_T[None]).logits[0], model.decoder(model.head(hidden_TD)), atol=1e-5, rtol=0
         )
