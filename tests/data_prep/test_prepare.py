@@ -128,31 +128,13 @@ def test_stop_names_file_and_byte(command: Command, corpus: Path, tmp_path: Path
     assert not list(tmp_path.glob("out*"))
 
 
-def test_empty_folder(command: Command, tmp_path: Path, capsys: Any) -> None:
-    """Names the folder and the pattern without matches."""
-    (tmp_path / "empty").mkdir()
-    assert command(f"sources.mine.path={tmp_path / 'empty'}", "sources.mine.glob='*.text'") == DATA
-    assert f"no file in {tmp_path / 'empty'} matches *.text" in capsys.readouterr().err
-
-
-def test_nothing_left_says_why(command: Command, corpus: Path, capsys: Any) -> None:
-    """With a wrong text_field every line is unusable; the message lists the available fields."""
-    (corpus / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}\n')
-    assert command("sources.mine.kind=jsonl") == DATA
-    error = capsys.readouterr().err
-    assert (
-        "sources.mine: none of its 2 documents is left (no_text 2" in error and "no field 'text' among 'body'" in error
-    )
-    assert command("sources.mine.kind=jsonl", "max_left_out=1") == DATA
-    assert "no documents left of 2 read" in capsys.readouterr().err
-
-
-def test_too_small_corpora(command: Command, corpus: Path, texts: list[str], tmp_path: Path, capsys: Any) -> None:
-    """One file cannot be split into two sets; little text allows no large vocabulary: errors state the limits."""
-    assert command("tokenizer.vocab_size=32768") == DATA
-    assert "Set tokenizer.vocab_size=" in capsys.readouterr().err
+def test_too_small_corpora(command: Command, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+    """One file cannot be split into two sets, and of one that is all left out nothing remains."""
     assert command(f"sources.mine.path={corpus / 'part0' / '000.txt'}") == DATA
     assert "validation_share=0.2 of 1 documents leaves none for" in capsys.readouterr().err
+    (corpus / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}\n')
+    assert command("sources.mine.kind=jsonl", "max_left_out=1") == DATA
+    assert "no documents left of 2 read" in capsys.readouterr().err
     assert not list(tmp_path.glob("out*"))
 
 

@@ -22,8 +22,7 @@ from data_prep.prepare import main
 from data_prep.read.documents import Document, read_source
 from data_prep.read.html import STRIPPED
 from data_prep.read.words import inside_words
-from data_prep.report import fingerprint
-from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
+from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.read.rows import LeftOut
@@ -156,14 +155,3 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "sources.de.words_field: missing, and other sources have one. Name it too, or prepare this source as" in said
     assert "decontaminate.rte.words_field: an evaluation set is only compared. Remove it." in said
     assert "filters.lines.filter=C4QualityFilter: removes lines of a text, whose words would remain. Remove it" in said
-
-
-def test_datasets_without_words_stay_what_they_are(tmp_path: Path) -> None:
-    """Otherwise every corpus prepared before the key existed would have to be prepared again."""
-    (tmp_path / "a.jsonl").write_text("{}")
-    without, within = (
-        SourceConfig(kind="jsonl", path=str(tmp_path / "a.jsonl"), words_field=field) for field in (None, "words")
-    )
-    specs = [fingerprint(PrepareConfig(out="x", sources={"mine": source}))["spec"] for source in (without, within)]
-    assert "words_field" not in specs[0]["sources"]["mine"]
-    assert specs[1]["sources"]["mine"]["words_field"] == "words"

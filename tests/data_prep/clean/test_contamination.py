@@ -11,8 +11,6 @@ import pytest
 
 from data_prep.clean.contamination import Evaluations, Overlap, looked_for_line, words_of
 from data_prep.prepare import main
-from data_prep.report import fingerprint
-from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 
 QUESTION = "Which of the two rivers that meet in Passau is the longer one, the Inn or the Danube?"
 
@@ -132,9 +130,3 @@ def test_contaminated_documents_are_left_out_counted_and_listed(
     ):
         assert main([f"out={tmp_path}/new", *words, asked, change]) == code
         assert message in capsys.readouterr().err and not (tmp_path / "new").exists()
-
-
-def test_a_spec_without_sets_is_the_dataset_that_it_was(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a")
-    sources = {"a": SourceConfig(kind="text", path=str(tmp_path))}
-    assert not {"decontaminate", "overlap_words"} & fingerprint(PrepareConfig(out="x", sources=sources))["spec"].keys()

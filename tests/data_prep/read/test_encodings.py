@@ -158,14 +158,16 @@ def test_archives_of_several_parts_are_read_to_the_end(tmp_path: Path, suffix: s
     assert [text for text, _ in found(read("utf-8", kind="jsonl", path=str(tmp_path)))] == words
 
 
-def test_the_key_leaves_fingerprints_of_before_alone(tmp_path: Path) -> None:
-    """A dataset prepared without the key is complete, and not refused as another spec's."""
-    (tmp_path / "a.txt").write_text("a")
-    source: dict[str, Any] = {"kind": "text", "path": str(tmp_path)}
-    plain = fingerprint(PrepareConfig(out="x", sources={"a": SourceConfig(**source)}))
-    assert plain["spec"]["sources"]["a"].keys() == {"kind", "path", "glob", "text_field", "subset", "split"}
-    auto = fingerprint(PrepareConfig(out="x", sources={"a": SourceConfig(**source, encoding="auto")}))
-    assert auto["spec"]["sources"]["a"]["encoding"] == "auto"
+def test_new_keys_leave_fingerprints_of_before_alone(tmp_path: Path) -> None:
+    """A dataset prepared before there were the keys is complete, and not refused as another spec's."""
+    (tmp_path / "a.jsonl").write_text("{}")
+    source: dict[str, Any] = {"kind": "jsonl", "path": str(tmp_path)}
+    plain = fingerprint(PrepareConfig(out="x", sources={"a": SourceConfig(**source)}))["spec"]
+    assert plain["sources"]["a"].keys() == {"kind", "path", "glob", "text_field", "subset", "split"}
+    assert not {"decontaminate", "overlap_words"} & plain.keys()
+    said = {"encoding": "auto", "words_field": "words"}
+    asked = fingerprint(PrepareConfig(out="x", sources={"a": SourceConfig(**source, **said)}))["spec"]
+    assert asked["sources"]["a"].items() >= said.items()
 
 
 @pytest.mark.runs
