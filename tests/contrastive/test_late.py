@@ -6,7 +6,6 @@ If this breaks, a model that is searched token by token was trained by other sco
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,24 +21,20 @@ from modernbert_train.batch import Batch
 from modernbert_train.config.schema import ContrastiveConfig, MaskedLmConfig
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.planner import BatchPlan
-from modernbert_train.models.build import build_model, shapes_of
+from modernbert_train.models.build import build_model
 from modernbert_train.models.contrastive import Texts, compare, rows_of
-from modernbert_train.models.init import initialize
 from modernbert_train.objectives.contrastive import NEGATIVE, POSITIVE, QUERY
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.memory_fit import phase_memory
 from modernbert_train.train.gradients import gradients, key_dropout
-from modernbert_train.weights.formats import export_format
-from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.gather import load_weights
-from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
-from tests.support.contrastive_models import CPU, SIZE, held_in, model_of, ours
+from tests.support.contrastive_models import CPU, SIZE, columns_in, exported, model_of, ours
 from tests.support.gloo import run_ranks
 from tests.support.pairs import ContrastiveRun, make_rows
 from tests.support.ranks import assert_same_weights, train_each
-from tests.support.runs import assert_same_run, metrics, weights
+from tests.support.runs import assert_goes_on_to_the_bit, assert_same_run, metrics, weights
 
 LATE = ContrastiveConfig(pooling="late", token_vectors=16)
 ROLES_N = torch.tensor([QUERY] * 5 + [POSITIVE] * 5 + [NEGATIVE] * 3)
@@ -117,17 +112,6 @@ def test_losses_and_gradients_are_those_of_a_plain_computation(
     torch.testing.assert_close(both_VW, found.gradient_VW, atol=1e-5, rtol=1e-4)
 
 
-def exported(settings: ContrastiveConfig, tokenizer: Path, out: Path) -> Path:
-    """The model of the tests' seed as a folder of sentence-transformers."""
-    model = model_of(settings)
-    hub = Alone(export_format(SIZE, "all"), settings)
-    shapes = shapes_of(SIZE, settings)
-    export(
-        model.state_dict(), SIZE, hub=hub, shapes=shapes, max_tokens=64, tokenizer_folder=tokenizer, out=out, card=""
-    )
-    return out
-
-
 @pytest.mark.runs
 def test_loss_and_gradients_equal_sentence_transformers(
     contrastive_run: ContrastiveRun, pairs: Path, tmp_path: Path
@@ -140,11 +124,9 @@ def test_loss_and_gradients_equal_sentence_transformers(
     loss, grads = ours(config, LATE, 2)
     folder = exported(LATE, pairs / "tokenizer", tmp_path / "hf")
     twin = MultiVectorEncoder(str(folder), device="cpu").train()
-    rows = held_in(pairs)
-    columns = [[row["query"] for row in rows], [row["positive"] for row in rows], [row["negative"][0] for row in rows]]
     scorer: Any = CachedMultiVectorMultipleNegativesRankingLoss(twin, mini_batch_size=7)
     tasks = ("query", "document", "document")
-    theirs = scorer([twin.preprocess(column, task=task) for column, task in zip(columns, tasks, strict=True)])
+    theirs = scorer([twin.preprocess(column, task=task) for column, task in zip(columns_in(pairs), tasks, strict=True)])
     theirs.backward()
     assert loss == pytest.approx(theirs.item(), abs=2e-5)
     found = {f"model.{name}": each.grad for name, each in twin[0].model.named_parameters() if each.grad is not None}
@@ -168,13 +150,8 @@ def test_both_passes_have_the_same_dropout(settings: ContrastiveConfig) -> None:
     targets |= {"low_P": torch.arange(4), "high_P": torch.zeros(4, dtype=torch.int64)}
     part = Batch(lay_out(ids_T, [0, 8, 20, 30, 48]), targets, {"contrastive": 2})
 
-    def made() -> Any:
-        model = build_model(config, settings)
-        initialize(model, config, 5)
-        return model.train()
-
     plan = BatchPlan("main", 0, 0, (), 1, 48, 1, settings)
-    model, twin = made(), made()
+    model, twin = model_of(settings, config), model_of(settings, config)
     gradients(model, StepBatch((part,), plan), CPU, 7, 3)
     key_dropout(7, 3, 0, CPU.device)
     vectors_VW = twin.vectors(part).index_select(0, rows_of(part, settings))
@@ -205,10 +182,7 @@ def test_a_run_learns_resumes_to_the_bit_and_its_export_scores_alike(
     assert held_out[-1]["predicted"] == 28 and held_out[-1]["unigram_accuracy"] == pytest.approx(1 / 56)
     assert held_out[-1]["accuracy"] > 0.2 and math.isfinite(held_out[-1]["loss"])
     whole = weights(run)
-    shutil.rmtree(max((run / "checkpoints").iterdir()))
-    assert main(["train", *words]) == 0
-    again = weights(run)
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert_goes_on_to_the_bit(words, run)
     capsys.readouterr()
     assert main(["eval", str(run)]) == 0
     assert "28 predictions" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.config.schema import ContrastiveConfig, MaskedLmConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.weights.hf_folder import export
-from tests.support.contrastive_models import SIZE, held_in, model_of, ours
+from tests.support.contrastive_models import SIZE, columns_in, model_of, ours
 from tests.support.pairs import ContrastiveRun
 
 
@@ -60,9 +60,7 @@ def test_loss_and_gradients_equal_sentence_transformers(
     )  # fmt: skip
     if widths:
         scorer = MatryoshkaLoss(twin, scorer, list(widths), matryoshka_weights=[1 / len(widths)] * len(widths))
-    rows = held_in(pairs)
-    columns = [[row["query"] for row in rows], [row["positive"] for row in rows], [row["negative"][0] for row in rows]]
-    theirs = scorer([twin.preprocess(column) for column in columns], torch.empty(0))
+    theirs = scorer([twin.preprocess(column) for column in columns_in(pairs)], torch.empty(0))
     theirs.backward()
     assert loss == pytest.approx(theirs.item(), abs=2e-5)
     names = dict(encoder.auto_model.named_parameters())

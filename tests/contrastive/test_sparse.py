@@ -7,7 +7,6 @@ with, or its vectors are not sparse.
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,18 @@ from torch import Tensor
 from data_prep.pairs import text_hash
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.schema import ComputeConfig, ContrastiveConfig
-from modernbert_train.data.loader import StepBatch
-from modernbert_train.models.build import build_model, shapes_of
-from modernbert_train.models.init import initialize
 from modernbert_train.models.sparse import SparseVectors
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.memory_fit import phase_memory
 from modernbert_train.train.gradients import gradients
-from modernbert_train.weights.formats import export_format
-from modernbert_train.weights.formats.alone import Alone
-from modernbert_train.weights.hf_folder import export
 from modernbert_train.weights.hf_folder import load_weights as load_folder
-from tests.support.contrastive_models import CPU, SIZE, batch_of, held_in
+from tests.support.contrastive_models import CPU, SIZE, batch_of, columns_in, exported, model_of
 from tests.support.contrastive_scores import scored, scored_rows
 from tests.support.gloo import run_ranks
 from tests.support.pairs import ContrastiveRun, make_rows
 from tests.support.ranks import train_each
-from tests.support.runs import assert_same_run, metrics, weights
+from tests.support.runs import assert_goes_on_to_the_bit, assert_same_run, metrics, weights
 
 __all__ = ["scored"]  # a fixture
 SPARSE = ContrastiveConfig(pooling="sparse", query_flops=0.03, document_flops=0.02)
@@ -70,24 +63,12 @@ def test_vectors_and_gradients_are_those_of_a_plain_computation(columns: int, dt
 
 def step(config: Any, settings: ContrastiveConfig, rows: int, logit_chunk: int | None = None) -> tuple[float, Any]:
     """Loss of all terms, and gradients, of the first examples."""
-    model = build_model(SIZE, settings, ComputeConfig(logit_chunk=logit_chunk))
-    initialize(model, model.config, 5)
-    batch: StepBatch = batch_of(config, settings, rows)[0]
-    parts = gradients(model.train(), batch, CPU, 1, 0)
+    model = model_of(settings, SIZE, ComputeConfig(logit_chunk=logit_chunk))
+    parts = gradients(model, batch_of(config, settings, rows)[0], CPU, 1, 0)
     counts = {term: sum(part.counts[term] for part in parts) for term in settings.terms}
     losses = {term: sum(float(part.sums[term]) for part in parts) / counts[term] for term in settings.terms}
     grads = {name: p.grad for name, p in model.named_parameters()}
     return sum(weight * losses[term] for term, weight in settings.terms.items()), grads
-
-
-def exported(settings: ContrastiveConfig, tokenizer: Path, out: Path) -> Path:
-    """The model of the tests' seed as a folder of sentence-transformers."""
-    model = build_model(SIZE, settings)
-    initialize(model, model.config, 5)
-    hub, shapes = Alone(export_format(SIZE, "all"), settings), shapes_of(SIZE, settings)
-    beside: Any = {"max_tokens": 64, "tokenizer_folder": tokenizer, "out": out, "card": ""}
-    export(model.state_dict(), SIZE, hub=hub, shapes=shapes, **beside)
-    return out
 
 
 def assert_same_gradients(grads: dict[str, Tensor], twin: Any) -> None:
@@ -109,9 +90,7 @@ def test_loss_and_gradients_equal_sentence_transformers(
     config = read_run(contrastive_run())
     twin = SparseEncoder(str(exported(SPARSE, pairs / "tokenizer", tmp_path / "hf")), device="cpu").train()
     scorer: Any = SpladeLoss(twin, SparseMultipleNegativesRankingLoss(twin), 0.02, 0.03)
-    rows = held_in(pairs)
-    columns = [[row["query"] for row in rows], [row["positive"] for row in rows], [row["negative"][0] for row in rows]]
-    theirs = scorer([twin.preprocess(column) for column in columns], torch.empty(0))
+    theirs = scorer([twin.preprocess(column) for column in columns_in(pairs)], torch.empty(0))
     assert theirs["document_regularizer_loss"] > 0.01 and theirs["query_regularizer_loss"] > 0.01
     total = sum(theirs.values())
     total.backward()
@@ -129,9 +108,7 @@ def test_margins_of_a_teacher_equal_sentence_transformers(scored: list[str], pai
 
     settings = replace(SPARSE, score_weight=2.0, score_scale=10.0)
     batch, _ = batch_of(read_run(scored), settings, 64)
-    model = build_model(SIZE, settings)
-    initialize(model, model.config, 5)
-    parts = gradients(model.train(), batch, CPU, 1, 0)
+    parts = gradients(model_of(settings), batch, CPU, 1, 0)
     twin = SparseEncoder(str(exported(settings, pairs / "tokenizer", tmp_path / "hf")), device="cpu")
     both = ((row, zip(row["negative"], row["wrong"], strict=True)) for row in scored_rows()[:40])
     flat = [(row, text, score) for row, pairs_of in both for text, score in pairs_of]
@@ -170,10 +147,7 @@ def test_a_run_learns_resumes_to_the_bit_and_its_export_has_the_same_vectors(
     assert steps[0]["count/flops"] == 3 * steps[0]["count/contrastive"]
     assert held_out[-1]["accuracy"] > 0.5 and math.isfinite(held_out[-1]["loss"])
     whole = weights(run)
-    shutil.rmtree(max((run / "checkpoints").iterdir()))
-    assert main(["train", *words]) == 0
-    again = weights(run)
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert_goes_on_to_the_bit(words, run)
     assert main(["export", str(run)]) == 0
     assert "SparseEncoder opens it too" in (run / "hf/README.md").read_text()
     stored = load_folder(run / "hf")

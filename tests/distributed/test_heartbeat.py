@@ -194,16 +194,22 @@ def test_silence_has_a_limit_of_its_own(clock: Clock) -> None:
     assert verdict is not None and verdict.rank == 2 and "never came" in verdict.text
 
 
+def a_minute_later(ranks: list[Rank], clock: Clock) -> list[heartbeat.Verdict | None]:
+    """Return what each says when all have lived on without moving."""
+    clock.now += 61
+    for rank in ranks:
+        rank.beat()
+    return [rank.act() for rank in ranks]
+
+
 def gpus(ranks: list[Rank], clock: Clock, places: list[str], *counts: tuple[int, int, int]) -> list[heartbeat.Verdict]:
     """Return the verdicts of the ranks after their GPUs have been in this state for a minute."""
-    for _ in range(2):
+    for seconds in (61, 0):
         for rank, place, count in zip(ranks, places, counts, strict=True):
             rank.gpu = count
             rank.act(place if rank.place[1] != place else None)
-        clock.now += 61
-    for rank in ranks:
-        rank.beat()
-    return [verdict for rank in ranks if (verdict := rank.act()) is not None]
+        clock.now += seconds
+    return [verdict for verdict in a_minute_later(ranks, clock) if verdict is not None]
 
 
 def test_a_hung_gpu_is_named_where_all_hosts_stand_alike(ranks: list[Rank], clock: Clock) -> None:
@@ -237,10 +243,7 @@ def test_a_host_that_gives_its_gpu_nothing_is_named_by_its_place(ranks: list[Ran
         rank.act("batch")
     for rank in (ranks[0], ranks[2]):
         rank.act("later")
-    clock.now += 61
-    for rank in ranks:
-        rank.beat()
-    verdict = ranks[0].act()
+    verdict = a_minute_later(ranks, clock)[0]
     assert verdict is not None and verdict.rank == 1 and "it has not come beyond 'batch'" in verdict.text
 
 
@@ -251,10 +254,7 @@ def test_a_gpu_that_hangs_with_a_full_queue_is_named_and_not_its_host(ranks: lis
         rank.act("before_forward of step 7")
     for rank in (ranks[0], ranks[2]):
         rank.act("sums")
-    clock.now += 61
-    for rank in ranks:
-        rank.beat()
-    verdict = ranks[2].act()
+    verdict = a_minute_later(ranks, clock)[2]
     assert verdict is not None and verdict.rank == 1 and "its GPU has started 7 collectives" in verdict.text
 
 
@@ -262,10 +262,7 @@ def test_nccl_that_does_not_connect_ends_with_what_to_look_at(ranks: list[Rank],
     """A firewall between two machines: ncclCommInitRank waits without a limit, and prints nothing."""
     for rank in ranks:
         rank.act(heartbeat.CONNECTING)
-    clock.now += 61
-    for rank in ranks:
-        rank.beat()
-    verdict = ranks[0].act()
+    verdict = a_minute_later(ranks, clock)[0]
     assert verdict is not None and not verdict.blames
     assert "NCCL does not connect" in verdict.text and "NCCL_SOCKET_IFNAME" in verdict.text
 
@@ -273,10 +270,7 @@ def test_nccl_that_does_not_connect_ends_with_what_to_look_at(ranks: list[Rank],
 def test_a_rank_that_does_not_come_to_the_connection_is_named(ranks: list[Rank], clock: Clock) -> None:
     for rank in (ranks[0], ranks[2]):
         rank.act(heartbeat.CONNECTING)
-    clock.now += 61
-    for rank in ranks:
-        rank.beat()
-    verdict = ranks[0].act()
+    verdict = a_minute_later(ranks, clock)[0]
     assert verdict is not None and verdict.rank == 1 and "beyond 'the start'" in verdict.text
 
 

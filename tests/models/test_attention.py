@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import shutil
 import warnings
 from dataclasses import replace
@@ -34,7 +33,7 @@ from modernbert_train.models.attention import (
     varlen,
 )
 from modernbert_train.models.attention.visible import Visible
-from tests.support.attention import given, packed
+from tests.support.attention import given, packed, plain_forward, plain_gradients, scores_of
 
 CPU = torch.device("cpu")
 
@@ -242,7 +241,7 @@ class FlashOnCpu:
         assert dropout_p == 0.0 and not return_debug_mask and torch.equal(cum_seq_q, cum_seq_k)
         assert max_q == max_k >= cum_seq_q.diff().max()
         self.calls.append(("forward", window_size_left, window_size_right, is_causal))
-        _, out, lse = self._attend(query, key, value, cum_seq_q, window_size_left, window_size_right)
+        out, lse = plain_forward(self._scores(query, key, cum_seq_q, window_size_left, window_size_right), value)
         nothing = torch.empty(0)
         return out, lse, nothing, nothing.clone(), nothing.clone()
 
@@ -254,33 +253,13 @@ class FlashOnCpu:
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         assert dropout_p == 0.0 and max_q == max_k >= cum_seq_q.diff().max() and torch.equal(cum_seq_q, cum_seq_k)
         self.calls.append(("backward", window_size_left, window_size_right, is_causal))
-        shares, again, lse = self._attend(query, key, value, cum_seq_q, window_size_left, window_size_right)
-        torch.testing.assert_close((out, logsumexp), (again, lse))
-        of_shares = torch.einsum("qnh,knh->nqk", grad_out, value)
-        of_scores = shares * (of_shares - (shares * of_shares).sum(-1, keepdim=True)) / math.sqrt(query.shape[-1])
-        grads = (
-            ("nqk,knh->qnh", of_scores, key),
-            ("nqk,qnh->knh", of_scores, query),
-            ("nqk,qnh->knh", shares, grad_out),
-        )
-        return tuple(torch.einsum(*each).contiguous() for each in grads)
+        scores = self._scores(query, key, cum_seq_q, window_size_left, window_size_right)
+        return plain_gradients(scores, query, key, value, out, logsumexp, grad_out)
 
     @staticmethod
-    def _attend(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor, before: int, after: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        place = torch.arange(len(q))
-        sequence = torch.searchsorted(ends[1:].contiguous(), place, right=True)
-        back = place[:, None] - place
-        seen = sequence[:, None] == sequence
-        if before >= 0:
-            seen &= back <= before
-        if after >= 0:
-            seen &= back >= -after
-        scores = torch.einsum("qnh,knh->nqk", q, k) / math.sqrt(q.shape[-1])
-        scores = scores.masked_fill(~seen, -torch.inf)
-        shares = scores.softmax(-1)
-        return shares, torch.einsum("nqk,knh->qnh", shares, v).contiguous(), scores.logsumexp(-1)
+    def _scores(q: torch.Tensor, k: torch.Tensor, ends: torch.Tensor, *window: int) -> torch.Tensor:
+        before, after = (None if side < 0 else side for side in window)
+        return scores_of(q, k, ends, before, after)
 
 
 @pytest.mark.parametrize(

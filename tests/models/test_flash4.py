@@ -16,8 +16,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.batches import lay_out
-from modernbert_train.batch import Order
 from modernbert_train.config import packages
 from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.errors import ConfigError
@@ -25,6 +23,7 @@ from modernbert_train.models import attention
 from modernbert_train.models.attention import choose_kernel, flash, flash4, sdpa, tiles
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.attention.written_out import LENGTHS, written_out
+from tests.support.attention import packed, plain_forward, plain_gradients, scores_of
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 KINDS = [Visible.around(half, order) for order in ("all", "causal") for half in (0, 8, 64)]
@@ -39,18 +38,8 @@ def forward(
     """`_flash_attn_fwd` of flash-attn-4 4.0.0b36, with its five results. A window of -1 is no token there too."""
     assert return_lse and cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
     assert max_seqlen_q == max_seqlen_k >= int(cu_seqlens_q.diff().max())
-    scores_NTT = torch.einsum("qnh,knh->nqk", q.float(), k.float()) * q.shape[-1] ** -0.5
-    position_T = torch.arange(len(q))
-    sequence_T = torch.searchsorted(cu_seqlens_k[1:].contiguous(), position_T, right=True)
-    ahead_TT = position_T - position_T[:, None]
-    visible_TT = sequence_T[:, None] == sequence_T
-    if window_size_left is not None:
-        visible_TT &= ahead_TT >= -window_size_left
-    if window_size_right is not None:
-        visible_TT &= ahead_TT <= window_size_right
-    scores_NTT = scores_NTT.masked_fill(~visible_TT, -torch.inf)
-    out = torch.einsum("nqk,knh->qnh", scores_NTT.softmax(-1), v.float())
-    return out.to(v.dtype).contiguous(), scores_NTT.logsumexp(-1), None, None, None
+    scores_NTT = scores_of(q, k, cu_seqlens_k, window_size_left, window_size_right)
+    return *plain_forward(scores_NTT, v), None, None, None
 
 
 def backward(
@@ -61,19 +50,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """`_flash_attn_bwd`, from the saved log-sum-exp, as the package does it."""
     assert dout.is_contiguous() and all(each.is_contiguous() for each in (dq, dk, dv))
-    windows = {"window_size_left": window_size_left, "window_size_right": window_size_right}
-    scale, eye = q.shape[-1] ** -0.5, torch.eye(len(q)).unsqueeze(1).expand(-1, q.shape[1], -1)
-    p_NTT = forward(
-        q, k, eye, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k, return_lse=True, **windows,
-    )[0].transpose(0, 1)  # fmt: skip
-    scores_NTT = torch.einsum("qnh,knh->nqk", q.float(), k.float()) * scale
-    p_NTT = (p_NTT > 0) * (scores_NTT - lse[..., None]).exp()
-    dp_NTT = torch.einsum("qnh,knh->nqk", dout.float(), v.float())
-    ds_NTT = p_NTT * (dp_NTT - (out.float() * dout.float()).sum(-1).T[..., None]) * scale
-    dq.copy_(torch.einsum("nqk,knh->qnh", ds_NTT, k.float()))
-    dk.copy_(torch.einsum("nqk,qnh->knh", ds_NTT, q.float()))
-    dv.copy_(torch.einsum("nqk,qnh->knh", p_NTT, dout.float()))
+    scores_NTT = scores_of(q, k, cu_seqlens_k, window_size_left, window_size_right)
+    for gradient, found in zip((dq, dk, dv), plain_gradients(scores_NTT, q, k, v, out, lse, dout), strict=True):
+        gradient.copy_(found)
     return dq, dk, dv
 
 
@@ -91,17 +70,11 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Functions],
     flash4._prove.cache_clear()
 
 
-def line(lengths: list[int], order: Order = "all", spare: int = 3) -> Any:
-    total = sum(lengths)
-    ends = [0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare]
-    return lay_out(torch.zeros(total, dtype=torch.int64), ends)
-
-
 @pytest.mark.parametrize("visible", KINDS, ids=lambda each: f"{each.order}-{each.window}")
 @pytest.mark.parametrize("window", [True, False])
 def test_the_operator_and_its_gradient_equal_sdpa(installed: Any, visible: Visible, window: bool) -> None:
     """The numbers that the package is given, and what becomes of its gradients."""
-    batch = line([1, 40, 59])
+    batch = packed([1, 40, 59])
     qkv = torch.randn(100, 3, 2, 16, generator=torch.Generator().manual_seed(1))
     weight = torch.randn(100, 2, 16, generator=torch.Generator().manual_seed(2))
     found = []
@@ -154,7 +127,7 @@ def test_a_compiled_layer_stays_one_graph_for_any_documents(installed: Any) -> N
         return flash.attend(*(qkv * 2).unbind(1), layout, window) + 1
 
     for lengths in ([40, 60], [1, 2, 3, 94], [100]):
-        batch = line(lengths, spare=9 - len(lengths))
+        batch = packed(lengths, spare=9 - len(lengths))
         for window in (False, True):
             qkv = torch.randn(100, 3, 2, 16).requires_grad_()
             out = layer(qkv, flash4.prepare(batch, visible), window)
@@ -196,7 +169,7 @@ def test_a_package_that_computes_something_else_is_refused_before_it_is_used(ins
     installed(wrong(fault))
     qkv = torch.randn(100, 3, 2, 16)
     with pytest.raises(ConfigError) as refused:
-        flash4.attend(*qkv.unbind(1), flash4.prepare(line([100]), Visible.around(8)), True)
+        flash4.attend(*qkv.unbind(1), flash4.prepare(packed([100]), Visible.around(8)), True)
     message = str(refused.value)
     assert "flash-attn-4 4.0.0b36" in message and "Set compute.attention=varlen" in message
     if fault == "stops":
@@ -210,7 +183,7 @@ def test_it_is_compared_once_for_each_kind_of_call(installed: Any) -> None:
     calls = []
     installed((lambda **given: calls.append(given) or forward(**given), backward))
     qkv, visible = torch.randn(300, 3, 1, 16), Visible.around(8)
-    few, many = line([100, 200]), line([1] * 300)
+    few, many = packed([100, 200]), packed([1] * 300)
     for batch in (few, many):
         for _ in range(3):
             for window in (False, True):
@@ -229,7 +202,7 @@ def test_compute_deterministic_reaches_the_package(installed: Any, monkeypatch: 
             torch, "are_deterministic_algorithms_enabled", lambda deterministic=deterministic: deterministic
         )
         qkv = torch.randn(10, 3, 1, 16).requires_grad_()
-        flash4.attend(*qkv.unbind(1), flash4.prepare(line([10]), Visible()), False).sum().backward()
+        flash4.attend(*qkv.unbind(1), flash4.prepare(packed([10]), Visible()), False).sum().backward()
         assert asked == [deterministic, deterministic], "the proof and the step"
 
 
@@ -331,7 +304,7 @@ def test_auto_takes_it_for_global_layers_of_hopper_and_later(
         monkeypatch.setattr(kernel, "prepare", lambda packed, visible, name=kernel.name: name)
     for asked, expected in (("auto", (wide, local)), ("varlen", ("varlen", "varlen"))):
         compute = ComputeConfig(attention=asked)  # type: ignore[arg-type]
-        found = attention.for_each_reach(compute, line([5]), GPU, torch.bfloat16, 8, 64)
+        found = attention.for_each_reach(compute, packed([5]), GPU, torch.bfloat16, 8, 64)
         assert tuple(found[is_global][0].name for is_global in (True, False)) == expected
         assert tuple(found[is_global][1] for is_global in (True, False)) == expected
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from benchmarks.batches import lay_out
 from modernbert_train.batch import QUERY_RANK, Packed
@@ -27,6 +28,38 @@ def given(lengths: list[int], spare: int = 3) -> Packed:
     limits_T[line.cu_seqlens_S[:-1].unique().long().clamp(max=sum(lengths) - 1)] = -1
     positions_T = line.position_ids_T.flip(0) // 2
     return replace(line, order="given", ranks_T=ranks_T, limits_T=limits_T, position_ids_T=positions_T)
+
+
+def scores_of(q_TNH: Tensor, k_TNH: Tensor, ends: Tensor, before: int | None, after: int | None) -> Tensor:
+    """Return scores_NTT of the sequences that end there, -inf where a token does not see; None: it sees all."""
+    place_T = torch.arange(len(q_TNH))
+    sequence_T = torch.searchsorted(ends[1:].contiguous(), place_T, right=True)
+    back_TT = place_T[:, None] - place_T
+    seen_TT = sequence_T[:, None] == sequence_T
+    if before is not None:
+        seen_TT &= back_TT <= before
+    if after is not None:
+        seen_TT &= back_TT >= -after
+    scores_NTT = torch.einsum("qnh,knh->nqk", q_TNH.float(), k_TNH.float()) * q_TNH.shape[-1] ** -0.5
+    return scores_NTT.masked_fill(~seen_TT, -torch.inf)
+
+
+def plain_forward(scores_NTT: Tensor, v_TNH: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the results and the log-sum-exp, as a flash kernel does."""
+    out_TNH = torch.einsum("nqk,knh->qnh", scores_NTT.softmax(-1), v_TNH.float())
+    return out_TNH.to(v_TNH.dtype).contiguous(), scores_NTT.logsumexp(-1)
+
+
+def plain_gradients(
+    scores_NTT: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return those of q, k and v from the saved results and log-sum-exp, so that wrong ones give wrong numbers."""
+    q, k, v, out, grad = (each.float() for each in (q, k, v, out, grad))
+    shares_NTT = (scores_NTT - lse[..., None]).exp()
+    slopes_NTT = torch.einsum("qnh,knh->nqk", grad, v) - (out * grad).sum(-1).T[..., None]
+    slopes_NTT = slopes_NTT * shares_NTT * q.shape[-1] ** -0.5
+    of_q, of_k = torch.einsum("nqk,knh->qnh", slopes_NTT, k), torch.einsum("nqk,qnh->knh", slopes_NTT, q)
+    return of_q.contiguous(), of_k.contiguous(), torch.einsum("nqk,qnh->knh", shares_NTT, grad).contiguous()
 
 
 WAYS = {

@@ -11,18 +11,21 @@ import torch
 from torch import Tensor
 
 from modernbert_train.clock import Clock
-from modernbert_train.config.schema import ContrastiveConfig, ModernBertConfig, RunConfig
+from modernbert_train.config.schema import ComputeConfig, ContrastiveConfig, ModernBertConfig, RunConfig
 from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import GreedyPacker
 from modernbert_train.data.path import open_path
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.models.build import build_model
+from modernbert_train.models.build import build_model, shapes_of
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
 from modernbert_train.train.gradients import gradients
+from modernbert_train.weights.formats import export_format
+from modernbert_train.weights.formats.alone import Alone
+from modernbert_train.weights.hf_folder import export
 from tests.support.pairs import MODEL
 
 CPU = Compute(torch.device("cpu"), "fp32")
@@ -45,9 +48,11 @@ def batch_of(config: RunConfig, settings: ContrastiveConfig, microbatch_rows: in
     return StepBatch(tuple(path.maker.microbatches(rows, plan)), plan), list(range(NUMBER))
 
 
-def model_of(settings: ContrastiveConfig) -> OnEncoder:
-    model = build_model(SIZE, settings)
-    initialize(model, model.config, 5)
+def model_of(
+    settings: ContrastiveConfig, size: ModernBertConfig = SIZE, compute: ComputeConfig | None = None
+) -> OnEncoder:
+    model = build_model(size, settings, compute)
+    initialize(model, size, 5)
     return model.train()
 
 
@@ -62,9 +67,18 @@ def ours(config: RunConfig, settings: ContrastiveConfig, microbatch_rows: int) -
     return sum(float(part.sums["contrastive"]) for part in parts) / count, grads
 
 
-def held_in(pairs: Path) -> list[dict[str, Any]]:
-    """The rows of the training shards, in their order."""
+def exported(settings: ContrastiveConfig, tokenizer: Path, out: Path) -> Path:
+    """The model of the tests' seed as a folder of sentence-transformers."""
+    hub, shapes = Alone(export_format(SIZE, "all"), settings), shapes_of(SIZE, settings)
+    beside: Any = {"max_tokens": 64, "tokenizer_folder": tokenizer, "out": out, "card": ""}
+    export(model_of(settings).state_dict(), SIZE, hub=hub, shapes=shapes, **beside)
+    return out
+
+
+def columns_in(pairs: Path) -> list[list[str]]:
+    """Queries, positives and first negatives of the training shards, in their order."""
     from data_prep.pairs import text_hash
 
     rows = [json.loads(line) for line in (pairs / "pairs.jsonl").read_text().splitlines()]
-    return [row for row in rows if text_hash(row["query"]) >= 0.1 * (1 << 62)][:NUMBER]
+    rows = [row for row in rows if text_hash(row["query"]) >= 0.1 * (1 << 62)][:NUMBER]
+    return [[row["query"] for row in rows], [row["positive"] for row in rows], [row["negative"][0] for row in rows]]

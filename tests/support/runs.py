@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +112,14 @@ def killed_and_gone_on(words: list[str], step: int) -> None:
     with at_fault(kill_at=step), pytest.raises(Killed):
         main(["train", *words])
     assert main(["train", *words]) == 0
+
+
+def assert_goes_on_to_the_bit(words: list[str], folder: Path) -> None:
+    """The run, ended before, has the same weights after it went on from the checkpoint before its newest."""
+    whole = weights(folder)
+    shutil.rmtree(max((folder / "checkpoints").iterdir()))
+    assert main(["train", *words]) == 0
+    assert all(torch.equal(whole[name], tensor) for name, tensor in weights(folder).items())
 
 
 def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
