@@ -1,23 +1,20 @@
-"""Small encoders, packed batches, and transformers' ModernBERT with the same weights."""
+"""Small encoders and packed batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
-from transformers.initialization import no_init_weights
 
 from benchmarks.batches import lay_out, mlm_batch
 from modernbert_train.batch import IGNORED_LABEL, Batch
-from modernbert_train.config.schema import ComputeConfig, ModernBertConfig
-from modernbert_train.models.init import initialize
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.config.schema import ModernBertConfig
+from tests.support import encoders
+from tests.support.encoders import PAD
 
-PAD = 1
 # a CUDA build queries the GPUs once, on first use, and some tests fake one
 torch.backends.cudnn.version()
 
@@ -42,20 +39,8 @@ def small() -> Callable[..., ModernBertConfig]:
 
 
 @pytest.fixture
-def build() -> Callable[..., ModernBertForMaskedLM]:
-    def make(
-        config: ModernBertConfig, theta: float = 10_000.0, z_loss: float = 0.0, **compute: object
-    ) -> ModernBertForMaskedLM:
-        settings = ComputeConfig(**({"attention": "sdpa"} | compute))  # type: ignore[arg-type]
-        model = ModernBertForMaskedLM(replace(config, global_rope_theta=theta), settings, z_loss=z_loss)
-        initialize(model, config, seed=3)
-        generator = torch.Generator().manual_seed(4)
-        for parameter in model.parameters():  # norms and biases that parity could miss at one and zero
-            if parameter.dim() == 1:
-                parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
-        return model.eval()
-
-    return make
+def build() -> Callable[..., Any]:
+    return encoders.build
 
 
 @pytest.fixture
@@ -100,40 +85,5 @@ def pack() -> Callable[..., Batch]:
             num_tokens=sum(len(ids) for row in rows for ids in row),
             num_rows=len(rows),
         )
-
-    return make
-
-
-@pytest.fixture
-def reference() -> Callable[..., transformers.ModernBertForMaskedLM]:
-    """transformers' model with the same weights; names must match exactly for this to load."""
-
-    def make(model: ModernBertForMaskedLM, theta: float = 10_000.0, attention: str = "eager") -> torch.nn.Module:
-        config = model.config
-        hf_config = transformers.ModernBertConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            local_attention=config.local_attention,
-            norm_eps=config.norm_eps,
-            global_attn_every_n_layers=config.global_attn_every_n_layers,
-            rope_parameters={
-                "full_attention": {"rope_type": "default", "rope_theta": theta},
-                "sliding_attention": {"rope_type": "default", "rope_theta": config.local_rope_theta},
-            },
-            pad_token_id=PAD,
-            bos_token_id=2,
-            eos_token_id=3,
-            cls_token_id=2,
-            sep_token_id=3,
-            attn_implementation=attention,
-        )
-        with no_init_weights():  # drawing them takes seconds at real sizes, and all are loaded
-            twin = transformers.ModernBertForMaskedLM(hf_config)
-        twin.tie_weights()
-        twin.load_state_dict(model.state_dict(), strict=True)
-        return twin.eval()
 
     return make

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from modernbert_train.config.schema import MaskedLmConfig
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import build_model
 from modernbert_train.weights.formats import esm, format_of, read_folder
 from modernbert_train.weights.formats.config_json import read_object
@@ -63,22 +63,6 @@ def test_the_released_model_is_read() -> None:
     found = esm.FORMAT.read(RELEASED, "config.json")
     assert (found.model.hidden_size, found.model.num_layers, found.model.head_size) == (320, 6, 16)
     assert (found.model.mask_id, found.model.token_dropout, found.max_tokens) == (32, True, 1026)
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"position_embedding_type": None}, "position_embedding_type='absolute'; this encoder only knows rotary"),
-        ({"emb_layer_norm_before": True}, "emb_layer_norm_before=True"),
-        ({"is_folding_model": True}, "is_folding_model=True"),
-        ({"architectures": ["EsmForProteinFolding"]}, "architectures=\\['EsmForMaskedLM'\\] can be read"),
-        ({"hidden_size": 60}, "rotary embeddings turn pairs"),
-    ],
-)
-def test_another_esm_is_refused(change: dict[str, Any], problem: str) -> None:
-    """An ESM-1b has learned positions: read as an ESM-2 it would forget the order of its letters."""
-    with pytest.raises(DataError, match=problem):
-        esm.FORMAT.read(RELEASED | change, "config.json")
 
 
 def test_a_mask_of_another_tokenizer_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,25 +15,25 @@ from modernbert_train.models.attention import sdpa
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.init import initialize
 from modernbert_train.models.layers import EncoderLayer, rotary_tables
+from tests.support.encoders import twin_of
 
 Make = Callable[..., Any]
-THETA = 160_000.0
-BASE = ModernBertConfig()
-LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
+BASE = ModernBertConfig(global_rope_theta=160_000.0)
+LARGE = replace(BASE, hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 
 
-def compare(
-    model: Any, twin: Any, batches: list[list[Tensor]], pack: Make, row_tokens: int, backward: bool = True
-) -> None:
+def compare(model: Any, batches: list[list[Tensor]], pack: Make, row_tokens: int, backward: bool = True) -> None:
     """One packed pass of ours against transformers on padded batches: hidden states, masked logits, gradients.
 
     Args:
-        model, twin: ours, and transformers' with the same weights.
+        model: ours; transformers' gets the same weights.
         batches: sequences that transformers pads together; we pack all of them into rows.
         pack: the fixture.
         row_tokens: capacity of a row.
         backward: compare the gradient of every parameter too.
     """
+    twin = twin_of(model)
+    twin.set_attn_implementation("sdpa")
     sequences = [ids for batch in batches for ids in batch]
     rows: list[list[Tensor]] = [[]]
     for ids in sequences:
@@ -79,25 +80,19 @@ def compare(
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("config", [BASE, LARGE], ids=["base", "large"])
-def test_real_sizes_equal_transformers(
-    build: Make, sequences: Make, pack: Make, reference: Make, config: ModernBertConfig
-) -> None:
+def test_real_sizes_equal_transformers(build: Make, sequences: Make, pack: Make, config: ModernBertConfig) -> None:
     """Every length at which windows and blocks begin and end, in packed rows of the first phase's length."""
-    model = build(config, theta=THETA)
     first, second = sequences([64, 65, 1, 128, 129], config.vocab_size), sequences([1024], config.vocab_size)
-    compare(model, reference(model, THETA, "sdpa"), [first, second], pack, row_tokens=1024)
+    compare(build(config), [first, second], pack, row_tokens=1024)
 
 
 @pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_a_document_of_8192_tokens_equals_transformers(
-    build: Make, sequences: Make, pack: Make, reference: Make
-) -> None:
+def test_a_document_of_8192_tokens_equals_transformers(build: Make, sequences: Make, pack: Make) -> None:
     """Long context is the point of the architecture; an error of angles or windows grows with the distance."""
-    model = build(BASE, theta=THETA)
     batches = [sequences([8192], BASE.vocab_size), sequences([300], BASE.vocab_size)]
-    compare(model, reference(model, THETA, "sdpa"), batches, pack, row_tokens=8192, backward=False)
+    compare(build(BASE), batches, pack, row_tokens=8192, backward=False)
 
 
 @pytest.mark.runs

@@ -145,9 +145,10 @@ def fill(module: nn.Module, config: ModelConfig) -> None:
             parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
 
 
-def build(config: ModelConfig, **compute: Any) -> Any:
+def build(config: ModelConfig, z_loss: float = 0.0, **compute: Any) -> Any:
     """The model that a run of masked tokens trains, with weights; a ForMaskedLM."""
-    model = build_model(config, objective_of(config), ComputeConfig(**({"attention": "sdpa"} | compute)))
+    objective = replace(objective_of(config), z_loss=z_loss)  # type: ignore[call-arg]
+    model = build_model(config, objective, ComputeConfig(**({"attention": "sdpa"} | compute)))
     fill(model, config)
     return model.eval()
 
