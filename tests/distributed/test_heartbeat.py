@@ -195,7 +195,7 @@ def test_silence_has_a_limit_of_its_own(clock: Clock) -> None:
 
 
 def a_minute_later(ranks: list[Rank], clock: Clock) -> list[heartbeat.Verdict | None]:
-    """Return what each says when all have lived on without moving."""
+    """Return the verdict of each when all have lived on without moving."""
     clock.now += 61
     for rank in ranks:
         rank.beat()

@@ -30,7 +30,7 @@ def failure(rank: int, code: int, folder: Path, said: str = "") -> ProcessFailur
 
 TERM, KILL, INT, USR1 = signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGUSR1
 HALVED, SHARD = "rank 1 on x: phases.a.microbatch_tokens=64 does not fit", "rank 1 on x: a shard"
-# how the ranks ended, what they posted, ranks without a sign of life, the first signal and the second -> code, message
+# how the ranks ended, their posts, ranks without a sign of life, the first signal and the second -> code, message
 ENDS: dict[str, tuple[dict[int, int], dict[int, str], set[int], int | None, int | None, int, str]] = {
     "all saved": ({0: 75, 1: 75}, {}, set(), None, None, 75, ""),
     "one was killed before it could exit": ({0: -TERM, 1: 75}, {}, set(), None, None, 75, ""),

@@ -1,4 +1,4 @@
-"""ESM-2 in transformers' files; test_parity.py compares what it computes.
+"""ESM-2 in transformers' files; test_parity.py compares its results.
 
 If this breaks, a model of proteins that is read, or one that is published, computes something else than it did.
 """

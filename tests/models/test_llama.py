@@ -1,4 +1,4 @@
-"""Encoders and decoders of Llama's and Gemma's shape in transformers' files; test_parity.py compares what they compute.
+"""Encoders and decoders of Llama's and Gemma's shape in transformers' files; test_parity.py compares their results.
 
 If this breaks, a decoder that is read, or an encoder that is published, computes something else than it did.
 """

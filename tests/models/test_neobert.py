@@ -1,4 +1,4 @@
-"""NeoBERT's files read and written bit by bit; test_parity.py compares what it computes with its paper, written out.
+"""NeoBERT's files read and written bit by bit; test_parity.py compares its results with the paper, written out.
 
 If this breaks, the released model computes something else here, or an export computes something else in its own code.
 """

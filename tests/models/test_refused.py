@@ -1,7 +1,7 @@
 """Models of others that an encoder does not compute.
 
 If this breaks, windows, experts or other positions are left out in silence.
-tests/weights/formats has those of BERT's and ModernBERT's files.
+tests/weights/formats refuses files of BERT and ModernBERT.
 """
 
 from __future__ import annotations

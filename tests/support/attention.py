@@ -53,7 +53,7 @@ def plain_forward(scores_NTT: Tensor, v_TNH: Tensor) -> tuple[Tensor, Tensor]:
 def plain_gradients(
     scores_NTT: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return those of q, k and v from the saved results and log-sum-exp, so that wrong ones give wrong numbers."""
+    """Return the gradients of q, k and v from the saved results and log-sum-exp, whose errors then show."""
     q, k, v, out, grad = (each.float() for each in (q, k, v, out, grad))
     shares_NTT = (scores_NTT - lse[..., None]).exp()
     slopes_NTT = torch.einsum("qnh,knh->nqk", grad, v) - (out * grad).sum(-1).T[..., None]
