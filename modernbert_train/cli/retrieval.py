@@ -27,7 +27,7 @@ def retrieval(parser: argparse.ArgumentParser) -> Call:
     evaluate = actions.add_parser("evaluate", help=summary, description=summary)
     words = "a folder with corpus.jsonl, queries.jsonl and qrels; a public set of BEIR, such as scifact; or mteb:TASK"
     evaluate.add_argument("what", metavar="SET", nargs="+", help=words)
-    evaluate.add_argument("--model", required=True, help=_MODEL)
+    evaluate.add_argument("--model", required=True, help=f"{_MODEL}; or bm25")
     words = "keys of the measurement, such as split= or max_tokens="
     evaluate.add_argument("run", nargs="*", metavar="KEY=VALUE", help=words)
     summary = "hard negatives of pairs by a model, as a .jsonl for `prepare`"

@@ -81,8 +81,11 @@ def rotary_of(
 ) -> tuple[Tensor, Tensor]:
     """Return `rotary_tables` for given frequencies: angles are position * inverse_E; tables are times a factor."""
     angle_TE = position_ids_T.float().unsqueeze(1) * inverse_E
-    sin_TE = (angle_TE.sin() * table_factor).to(dtype)
-    return (angle_TE.cos() * table_factor).to(dtype), torch.stack((-sin_TE, sin_TE), dim=1)
+    cos_TE, sin_TE = angle_TE.cos(), angle_TE.sin()
+    if table_factor != 1:  # of yarn alone: other steps launch no kernel for it
+        cos_TE, sin_TE = cos_TE * table_factor, sin_TE * table_factor
+    sin_TE = sin_TE.to(dtype)
+    return cos_TE.to(dtype), torch.stack((-sin_TE, sin_TE), dim=1)
 
 
 def rotate(x_TANH: Tensor, cos_TE: Tensor, sin_T2E: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from modernbert_train.core.text import number_in, shorten
 from modernbert_train.data.read.task_rows import lines_of
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.beir import checked
+from modernbert_train.evaluate.retrieval.bm25 import open_searching
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, exported, quiet
 from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, is_sentence_model
 from modernbert_train.evaluate.retrieval.sets import Set, evaluate_task, task_of
@@ -181,16 +182,14 @@ class Reranking:
         config: the first stage, and the number of candidates.
 
     Raises:
-        ConfigError, DataError, StorageError: see `open_reranker` and `open_vectors`.
+        ConfigError, DataError, StorageError: see `open_reranker` and `open_searching`.
     """
 
     def __init__(self, model: str, config: MeasureConfig) -> None:
-        from modernbert_train.evaluate.retrieval.vectors import open_vectors
-
         assert config.rerank is not None
         self._config, first = config, EvaluateConfig(device=config.device)
         self._file = Path(config.rerank) if is_candidates(config.rerank) else None
-        self._searching = None if self._file is not None else open_vectors(config.rerank, first)
+        self._searching = None if self._file is not None else open_searching(config.rerank, first)
         self._model = open_reranker(model, config)
         self.about = {
             "pooling": "none: reads query and document together",
@@ -219,11 +218,9 @@ class Reranking:
         if self._file is not None:
             documents, queries = {*data["corpus"]["id"]}, data["relevant_docs"].keys()
             return read_candidates(self._file, documents, queries, each.name)
-        from mteb.models import SearchEncoderWrapper
-
         assert self._searching is not None
         self._searching.begin(each.name, {"queries": len(data["queries"]), "documents": len(data["corpus"])})
-        searching = SearchEncoderWrapper(self._searching)
+        searching = self._searching.searcher(ranks=True)
         batch: Any = {"batch_size": self._config.encode_batch, "show_progress_bar": False}
         how: dict[str, Any] = {"task_metadata": task.metadata, "hf_split": split, "hf_subset": "default"}
         searching.index(data["corpus"], encode_kwargs=batch, **how)

@@ -16,9 +16,9 @@ from modernbert_train.core.installed import require
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.result import RESULT, write_figures
 from modernbert_train.evaluate.finetune.task import run_name
+from modernbert_train.evaluate.retrieval.bm25 import check_searching, open_searching
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
 from modernbert_train.evaluate.retrieval.runs import MODEL
-from modernbert_train.evaluate.retrieval.sentence_model import check_model
 from modernbert_train.evaluate.retrieval.sets import SHOWN, Figures, Set, find_task, mean_of, measure, open_set
 
 TRAINED = "retrieval.yaml"  # of `retrieval train`
@@ -29,7 +29,7 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
 
     Args:
         names: see `open_set`.
-        model: see `open_vectors`; with `rerank` see `open_reranker`.
+        model: see `open_searching`; with `rerank` see `open_reranker`.
         overrides: keys of `MeasureConfig`.
 
     Returns:
@@ -42,9 +42,9 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
     if problems := [*retrieval_problems(config), *_set_problems(names, config)]:
         raise ConfigError("\n".join(problems))
     require("retrieval", "sentence_transformers", "mteb")
-    check_model(model, config)
+    check_searching(model, config)
     if config.rerank is not None and not is_candidates(config.rerank):
-        check_model(config.rerank, EvaluateConfig())
+        check_searching(config.rerank, EvaluateConfig())
     sets = [open_set(name, config) for name in names]
     if len({each.name for each in sets}) < len(sets):
         raise ConfigError(f"{', '.join(names)}: two sets have one name in results. Rename a folder.")
@@ -82,7 +82,7 @@ def measure_sets(
     """Return figures by set, how texts became vectors or scores, and problems of tasks whose data is missing.
 
     Raises:
-        ConfigError, DataError, StorageError: see `open_vectors` and `Reranking`.
+        ConfigError, DataError, StorageError: see `open_searching` and `Reranking`.
     """
     figures, lost = Figures(), list[str]()
     if config.rerank is not None:
@@ -91,9 +91,7 @@ def measure_sets(
         reranking = Reranking(model, cast(MeasureConfig, config))
         of_set, about = reranking.measure, reranking.about
     else:
-        from modernbert_train.evaluate.retrieval.vectors import open_vectors
-
-        opened = open_vectors(model, config, config.index)
+        opened = open_searching(model, config, config.index)
         of_set, about = partial(measure, model=opened, config=config, out=out), asdict(opened.about)
     for each in sets:
         with errors_to(lost.append, DataError):

@@ -23,6 +23,7 @@ from modernbert_train.evaluate.retrieval.beir import BEIR, CORPUS, QRELS, QUERIE
 from modernbert_train.evaluate.retrieval.runs import quiet
 
 if TYPE_CHECKING:
+    from modernbert_train.evaluate.retrieval.bm25 import Bm25
     from modernbert_train.evaluate.retrieval.vectors import Watched
 
 SHOWN = ("main_score", *RANKING, "query_terms", "document_terms")
@@ -143,7 +144,9 @@ def _folder_task(beir: Beir) -> Any:
     return task
 
 
-def measure(each: Set, model: Watched, config: EvaluateConfig, out: Path) -> tuple[dict[str, float], dict[str, Any]]:
+def measure(
+    each: Set, model: Watched | Bm25, config: EvaluateConfig, out: Path
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the figures of a model on a set, and facts about the set's data; they are kept in `out`.
 
     Raises:
@@ -151,20 +154,16 @@ def measure(each: Set, model: Watched, config: EvaluateConfig, out: Path) -> tup
     """
     import mteb
     from mteb.abstasks.retrieval import AbsTaskRetrieval
-    from mteb.models import SearchEncoderWrapper
-
-    from modernbert_train.evaluate.retrieval.vectors import LATE_CHUNK, Late
 
     asked = asked_of(each, config) | {"weights": model.weights_sha256, "about": asdict(model.about)}
     file = out / "sets" / f"{each.name}.json"
     if (kept := _kept(file, asked)) is not None:
         return kept
     task = task_of(each, config)
-    searches = isinstance(task, AbsTaskRetrieval)
-    model.begin(each.name, _totals(task) if searches else {})
-    large = searches and (isinstance(model.inner, Late) or model.about.pooling == "sparse")
+    ranks = isinstance(task, AbsTaskRetrieval)
+    model.begin(each.name, _totals(task) if ranks else {})
     own = None if each.ranks else out / f"mteb-{each.task}.json"
-    scores, about = evaluate_task(SearchEncoderWrapper(model, LATE_CHUNK) if large else model, task, config, own)
+    scores, about = evaluate_task(model.searcher(ranks=ranks), task, config, own)
     figures = {name: scores[name] for name in RANKING} if each.ranks else {
         "main_score": scores["main_score"],
         task.metadata.main_score: scores["main_score"],

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 _QUERY, _DOCUMENT = "query", "document"  # mteb's prompt types
 _KINDS = {_QUERY: "queries", _DOCUMENT: "documents"}
 _AT_ONCE = 1024  # texts between two looks at the clock; a file of kept vectors has as many
-LATE_CHUNK = 4096  # documents whose token vectors, or sparse ones, are in memory together
+_CHUNK = 50_000  # documents whose vectors are in memory together
+_LATE_CHUNK = 4096  # the same of token vectors, or sparse ones
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,13 @@ class Watched:
             for prompt, kind in _KINDS.items()
             if self._texts[kind]
         }
+
+    def searcher(self, *, ranks: bool) -> Any:
+        """Return what mteb calls for a task; `ranks`: it ranks documents, and few large vectors fit into memory."""
+        from mteb.models import SearchEncoderWrapper
+
+        large = isinstance(self.inner, Late) or self.about.pooling == "sparse"
+        return SearchEncoderWrapper(self, _LATE_CHUNK if large else _CHUNK) if ranks else self
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Scores of each with each."""

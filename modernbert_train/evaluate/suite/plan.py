@@ -25,6 +25,7 @@ from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError, RunError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.task import FROZEN, asked, labels_of, named_model, read_task, run_name
+from modernbert_train.evaluate.retrieval.bm25 import BM25, OF_ENCODERS
 from modernbert_train.evaluate.retrieval.recipe import read_recipe
 from modernbert_train.evaluate.retrieval.runs import MODEL
 from modernbert_train.evaluate.suite.cells import Cell, Failure, Failures, forget, log_of
@@ -205,12 +206,16 @@ class Plan:
         text = json.dumps(self.asked_of(name, source, choice), sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         run = run_name(name, self.labels[model], f"{digest}-{'once' if seed is None else seed}")
-        own = seed if task.trains else None
-        return Cell(self._what(task), source, own, run, self._words(name, choice), task.verb, texts=name)
+        own, words = seed if task.trains else None, self._words(name, choice)
+        if model == BM25:
+            words = tuple(each for each in words if each.partition("=")[0] not in OF_ENCODERS)
+        return Cell(self._what(task), source, own, run, words, task.verb, texts=name)
 
     def unfit(self, name: str, model: str) -> str | None:
         """Return the reason why a model cannot be in a column, or None."""
         task = self.suite.tasks[name]
+        if model == BM25 and (task.finetune is not None or task.retrieval is not None):
+            return "not run: bm25 has no weights to train"
         if FROZEN in named_model(model).baseline and task.retrieval is not None:
             return "not run: retrieval trains the encoder itself, so it cannot be frozen"
         return None if task.after is None else self.unfit(task.after, model)

@@ -11,6 +11,7 @@ from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig
 from modernbert_train.core.text import plural, printable
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import SEED, named_model
+from modernbert_train.evaluate.retrieval.bm25 import BM25
 from modernbert_train.evaluate.suite.adapters import ADAPTERS, gather_adapters
 from modernbert_train.evaluate.suite.cells import (
     Failures,
@@ -42,7 +43,7 @@ def evaluate_suite(
     """Fine-tune and measure models on the tasks of a suite, and write their table.
 
     Args:
-        models: as `finetune` takes them.
+        models: as `finetune` takes them, or bm25 for sets of BEIR.
         name: of the suite, or its file.
         out: folder of the runs' folders and of the table.
         seeds: override the suite's.
@@ -59,7 +60,8 @@ def evaluate_suite(
     suite, home = read_suite(name)
     plan = Plan(suite, home, list(dict.fromkeys(models)), seeds, out, overrides)
     for model in plan.models:
-        _check_encoder(named_model(model).source)
+        if model != BM25:
+            _check_encoder(named_model(model).source)
     print(printable(f"{name}: {describe(plan)}"), flush=True)
     if not dry_run:
         _run(plan, out, jobs, retry)
@@ -112,7 +114,9 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
                 plan.failures |= outcome.failed
                 stopped |= outcome.stopped
         if suite.efficiency is not None and not stopped:
-            measured = [(plan.labels[each], each) for each in plan.models if not named_model(each).baseline]
+            measured = [
+                (plan.labels[each], each) for each in plan.models if each != BM25 and not named_model(each).baseline
+            ]
             parts |= measure_all(measured, suite.efficiency, out, dict(os.environ))
         if not stopped:
             parts |= submit(plan, out)

@@ -58,7 +58,13 @@ def reranker(toy: Path, encoder: Path, out: Path, **keys: object) -> Path:
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("two_classes", [False, True])
 def test_candidates_are_ranked_as_by_a_cross_encoder(
-    two_classes: bool, encoder: Path, tokenizer: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    two_classes: bool,
+    encoder: Path,
+    tokenizer: Path,
+    toy: Path,
+    write_beir: WriteBeir,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from sentence_transformers import CrossEncoder
     from torch.nn import Identity
@@ -88,6 +94,15 @@ def test_candidates_are_ranked_as_by_a_cross_encoder(
         ranked[query] = sorted(one, key=lambda name: one[name], reverse=True)
     assert ndcg(ranked, beir.qrels) == pytest.approx(found["ndcg_at_10"], abs=1e-5)
     assert ndcg(lists, beir.qrels) == pytest.approx(found["first_stage_ndcg_at_10"], abs=1e-5)
+
+    # BM25 as the first stage, of queries with words of their texts
+    asked = {query: " ".join(texts[name].split()[:2]) for query, (name,) in beir.qrels.items()}
+    plain = write_beir(texts, asked, "plain", test=[(query, name, 1) for query, (name,) in beir.qrels.items()])
+    asking = ["retrieval", "evaluate", str(plain), f"runs_folder={tmp_path}/runs", "--model"]
+    assert main([*asking, str(model), "name=words", "device=cpu", "rerank=bm25"]) == 0
+    assert main([*asking, "bm25", "name=bm25"]) == 0
+    by_words, baseline = (result_of(tmp_path / "runs" / name)["figures"]["plain"] for name in ("words", "bm25"))
+    assert by_words["first_stage_ndcg_at_10"] == pytest.approx(baseline["ndcg_at_10"])
 
     # the exported folder is the same model; a first stage with a large top finds all documents
     assert main([*words[:4], str(model / "hf"), *where, "name=search", f"rerank={encoder}", "rerank_top=120"]) == 0

@@ -23,6 +23,7 @@ from modernbert_train.evaluate.suite.efficiency import draw
 from modernbert_train.evaluate.suite.plan import Plan, read_suite
 from modernbert_train.weights.names import NamedModel
 from tests.evaluate.finetune import fake_runs
+from tests.support.beir import WriteBeir
 from tests.support.labelled import WriteTask
 
 YAMLS = Path(__file__).parents[3] / "yamls"
@@ -581,6 +582,18 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
     text = (tmp_path / "out/table.md").read_text()
     assert "| modernbert | 64 | variable |" in text and "Measured on CPU, " in text
     assert "- modernbert reads 64 tokens at most: texts of 128 were not measured." in text
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_bm25_is_a_row_beside_encoders(write_suite: WriteSuite, write_beir: WriteBeir, tmp_path: Path) -> None:
+    """Keys of encoders are not its own, and what is fine-tuned has no figure of it."""
+    beir = write_beir({"d1": "a red fox", "d2": "a blue hen"}, {"q1": "foxes"}, test=[("q1", "d1", 1)])
+    suite = write_suite({"tone": {}, "words": {"beir": str(beir), "keys": {"max_tokens": 64, "device": "cpu"}}})
+    (row,) = run(suite, tmp_path / "out", "bm25")["rows"]
+    tone, found = row["cells"]
+    assert row["model"] == "bm25" and found["mean"] == 1
+    assert tone["mean"] is None and "not run: bm25 has no weights to train" in tone["failed"][0]
 
 
 def test_texts_to_measure_on_are_as_long_as_they_say() -> None:
