@@ -153,6 +153,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "modernbert_train.evaluate.finetune.shards": ("numpy",),
     "modernbert_train.evaluate.retrieval.kept": ("torch",),
     "modernbert_train.evaluate.retrieval.mine": ("datasets", "numpy", "sentence_transformers", "torch"),
+    "modernbert_train.evaluate.retrieval.bm25": ("mteb",),
     "modernbert_train.evaluate.retrieval.rerank": ("mteb", "sentence_transformers", "torch"),
     "modernbert_train.evaluate.retrieval.sets": ("datasets", "mteb"),
     "modernbert_train.evaluate.retrieval.vectors": ("mteb", "sentence_transformers", "torch"),

@@ -31,7 +31,7 @@ OF_ENCODERS = frozenset(
 
 @dataclass(frozen=True)
 class Settings:
-    """What determines the scores, beside the texts; recorded in results.
+    """Settings and versions that determine the scores of given texts; recorded in results.
 
     Attributes:
         pooling: says that there are no vectors.
