@@ -24,9 +24,13 @@ from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs
 from modernbert_train.evaluate.finetune.tokens import Reader
 
-KEYS = "text_columns, label_column and id_column"  # that name columns, for messages
 Link = Literal["softmax", "sigmoid", "identity"]
 Texts = list[dict[str, Any]]  # lines of `label_sidecar.read_texts`
+
+
+def column_keys(ids: str | None) -> str:
+    """Return the keys that name columns, for messages; that of ids only where a column with ids is read."""
+    return "text_columns and label_column" if ids is None else "text_columns, label_column and id_column"
 
 
 class Kind(Protocol):
@@ -60,7 +64,7 @@ class Kind(Protocol):
             OSError, ValueError: the file cannot be read, is damaged or lacks a column; names the line.
         """
         texts, others = self.columns(task, labelled)
-        yield from table_rows(path, texts, [*others, *([named] if named else [])], KEYS)
+        yield from table_rows(path, texts, [*others, *([named] if named else [])], column_keys(named))
 
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool

@@ -16,7 +16,7 @@ from modernbert_train.data.read.rows import Columns, Row
 from modernbert_train.data.read.task_rows import TaskRow, task_rows
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split
-from modernbert_train.evaluate.finetune.kinds import KEYS, kind_of
+from modernbert_train.evaluate.finetune.kinds import column_keys, kind_of
 
 _ALIASES = {"validation": "dev", "validation_matched": "dev_matched", "validation_mismatched": "dev_mismatched"}
 
@@ -103,7 +103,7 @@ def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
     source = "/".join(filter(None, (task.data, subset, split)))
     with values_as(DataError, source):
         if problem := Columns((*texts, *others)).lacking(found.column_names):
-            raise ValueError(f"{problem}. Set {KEYS} to names of them.")
+            raise ValueError(f"{problem}. Set {column_keys(named)} to names of them.")
         rows = (Row(source, row, line=number) for number, row in enumerate(found, start=1))
         return _split(key, source, "row", task_rows(rows, texts, others, word="row"), task, names)
 
