@@ -179,6 +179,9 @@ class Heartbeat:
         places, rank, beat = min(here)
         if places >= _place[0]:
             return None
+        return self._stuck_host(rank, beat)
+
+    def _stuck_host(self, rank: int, beat: Beat) -> Verdict:
         return Verdict(
             rank,
             beat.host,
@@ -193,14 +196,15 @@ class Heartbeat:
         On a healthy GPU collectives wait only for each other and this rank's own work, so the hanging GPU has reached
         the fewest. That may be this rank's own: if others are in a later one, the one it waits in has ended for them.
         None if this rank's GPU is in no collective, so that it computes or hangs itself; and None if a rank is behind
-        whose GPU has reached every collective that its host enqueued.
+        whose GPU has reached every collective that its host enqueued. With no rank behind, a GPU that has finished
+        all of them waits for its host, which is stuck in the call of the next one.
         """
         if self._collectives is None or self._collectives[1] <= self._collectives[2]:
             return None
         beats = self._read(list(range(self._num_ranks)))
         come = {rank: beat.collectives for rank, beat in enumerate(beats) if beat and beat.collectives}
         rank = min(come, key=lambda each: come[each][1])
-        given, fewest, _ = come[rank]
+        given, fewest, ended = come[rank]
         if behind is not None and (rank != behind.rank or given == fewest):
             return None
         waited = f"for distributed.timeout_seconds={self._timeout:g}"
@@ -210,11 +214,13 @@ class Heartbeat:
         others = sum(begun == fewest for _, begun, _ in come.values()) - 1
         beat = beats[rank]
         assert beat is not None
+        if ended == given:
+            return self._stuck_host(rank, beat)
         return Verdict(
             rank,
             beat.host,
-            f"hangs: its GPU has started {fewest} collectives, and the GPUs of other ranks have waited in a later one "
-            f"{waited}, while its host has gone on to {beat.place!r}."
+            f"hangs: its GPU has started {fewest} collectives of {given} that its host enqueued, and the GPUs of other "
+            f"ranks have waited in a later one {waited}, while its host has gone on to {beat.place!r}."
             + (f" So have those of {others} ranks more." if others else "")
             + " Look there for an Xid in `dmesg`. Start again, without that machine if it comes again.",
         )

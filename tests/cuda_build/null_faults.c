@@ -5,6 +5,7 @@
  *
  *   kill, stop    the process gets SIGKILL or SIGSTOP
  *   host          the host stays in this call for ever, as it does in a driver or a file system
+ *   sums          the same where the numbers of a step are summed
  *   slow          the host stays in it for NULL_FAULT_SECONDS, and then goes on
  *   gpu           a kernel that never ends follows the collective, in front of all that is asked of the device then
  *   ecc           an error that stays: every later call of CUDA's has it
@@ -61,12 +62,13 @@ static void fault_in_collective(Comm *comm, const void *send, size_t n, ncclData
   if (there || !*fault_of_this_rank() || !when || access(when, F_OK))
     return;
   int takes_memory = fault_is("memory") || fault_is("search"), gives_nan = fault_is("nan") || fault_is("search");
-  if ((takes_memory || gives_nan || fault_is("raise")) && !are_sums_of_step(send, n, type))
+  int in_sums = fault_is("raise") || fault_is("sums");
+  if ((takes_memory || gives_nan || in_sums) && !are_sums_of_step(send, n, type))
     return;
   there = 1;
   if (fault_is("kill") || fault_is("stop"))
     kill(getpid(), fault_is("kill") ? SIGKILL : SIGSTOP);
-  if (fault_is("host"))
+  if (fault_is("host") || fault_is("sums"))
     for (;;)
       pause();
   if (fault_is("slow"))

@@ -48,6 +48,7 @@ FAULTS = {
     "a rank that raises": Case("2:raise", f"rank 2 on node-1: {RAISED}", 70, SOON, ""),
     "a frozen process": Case("2:stop", "rank 2 on node-1", 124, IN_TIME, "node-1"),
     "a host that does not come on": Case("3:host", f"rank 3 on node-1: {BEHIND}", 124, IN_TIME, "node-1"),
+    "a host that stays in the sums of a step": Case("3:sums", f"rank 3 on node-1: {BEHIND}", 124, IN_TIME, "node-1"),
     "a GPU that hangs": Case("1:gpu", "rank 1 on node-0: hangs: its GPU has started", 124, IN_TIME, "node-0"),
     "a collective that never ends": Case(ALL.format("network"), "no rank is behind the others", 124, IN_TIME, ""),
 }

@@ -247,6 +247,15 @@ def test_a_host_that_gives_its_gpu_nothing_is_named_by_its_place(ranks: list[Ran
     assert verdict is not None and verdict.rank == 1 and "it has not come beyond 'batch'" in verdict.text
 
 
+def test_a_host_that_stays_in_the_call_of_a_collective_is_named_and_not_its_gpu(
+    ranks: list[Rank], clock: Clock
+) -> None:
+    """It has told its place before the call, so no rank is behind; an Xid would be looked for in vain."""
+    found = gpus(ranks, clock, ["sums"] * 3, (9, 9, 8), (8, 8, 8), (9, 9, 8))
+    assert {verdict.rank for verdict in found} == {1}
+    assert all("it has not come beyond 'sums'" in verdict.text and verdict.blames for verdict in found)
+
+
 def test_a_gpu_that_hangs_with_a_full_queue_is_named_and_not_its_host(ranks: list[Rank], clock: Clock) -> None:
     """Its host can give it no more work, so the host is behind as well."""
     for rank in ranks:
