@@ -109,6 +109,8 @@ def train(here: Path, case: str) -> dict[str, Any]:
         if strategy != "alone":
             pretend(patches, ranks)
         run = read_run(words)
+        gc.collect()
+        gc.freeze()  # as the command does behind its imports; so the step collects once its layers are compiled
         try:
             session.train(run)
             outcome = "done"
