@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ TINY = {
     "reference": "recipe",
     "arms": {
         "recipe": {},
-        "breaks": {"optim": {"name": "adamw", "lr": 0.99, "betas": [0.0, 0.0], "eps": 1e-38, "weight_decay": 1.0}},
+        "diverges": {"phases": {"all": {"share": 1.0, "warmup": 0.1, "decay": 0.3, "lr_ratio": 1e30}}},
         "average": {"average": 2},
     },
     "tuning": {"seed": 101, "share": 0.5, "multiples": [1.0]},
@@ -90,8 +91,8 @@ def test_the_rule_of_decision_by_hand() -> None:
 @pytest.mark.timeout(900)
 def test_a_killed_race_continues_and_a_diverged_arm_is_a_result(tmp_path: Path) -> None:
     """Nothing that was finished is trained again, and the repeated run differs by no bit."""
-    texts = [json.dumps({"text": f"{number} " + path.read_text()[:4000]}) for number, path in enumerate(
-        sorted((ROOT / "modernbert_train").rglob("*.py"))[:200])]  # fmt: skip
+    words, draw = [chr(97 + a) + chr(97 + b) + "ing" for a in range(26) for b in range(26)], random.Random(17)
+    texts = [json.dumps({"text": " ".join(draw.choices(words, k=600))}) for _ in range(200)]
     (tmp_path / "text.jsonl").write_text("\n".join(texts) + "\n")
     tree = TINY | {"text": {"text.jsonl": sha256((tmp_path / "text.jsonl").read_bytes()).hexdigest()}}
     (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(tree))
@@ -114,8 +115,8 @@ def test_a_killed_race_continues_and_a_diverged_arm_is_a_result(tmp_path: Path) 
     rows = race.results()
     assert len(rows) == len((out / "results.jsonl").read_text().splitlines())
     assert rows["small-recipe-lr-1-seed-17"]["loss"] == rows["small-recipe-lr-1-seed-17-again-1"]["loss"]
-    assert rows["small-breaks-lr-1-seed-17"]["loss"] == math.inf
-    assert race.finalists() == ["recipe", "breaks"]
+    assert rows["small-diverges-lr-1-seed-17"]["loss"] == math.inf
+    assert race.finalists() == ["recipe", "diverges"]
     assert sorted(os.listdir(out / "models")) == ["small-recipe-lr-1-seed-17"]
     table = (out / "table.md").read_text()
     assert "| small | average | 1 | none |" in table and "the same run repeated differs by 0." in table
