@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +26,8 @@ from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, verify
 from modernbert_train.checkpoints.manifest import CONFIG_YAML
-from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY
+from modernbert_train.checkpoints.results import run_of
+from modernbert_train.checkpoints.run_folder import RESOLVED, TOKENIZER_COPY
 from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
@@ -94,7 +96,7 @@ def average_checkpoints(
     for other in [*(part.source for part in parts[1:]), *([] if start is None else [start.source])]:
         _check_same(parts[0].source, other)
     newest = max(parts, key=lambda part: part.tokens)
-    config_yaml = to_yaml(replace(newest.checkpoint.config, name=out.name, runs_folder=str(out.parent)))
+    config_yaml = to_yaml(replace(newest.checkpoint.config, name=out.name, runs_folder=str(out.parent.absolute())))
     averaged = [Averaged(str(part.checkpoint.folder), part.checkpoint.step, part.tokens, part.weight) for part in parts]
     by = how if start is None else f"ties, {keep:g} kept of what changed since {start.checkpoint.folder}"
     unwritten = os_errors_as(StorageError, f"--out={out}: cannot be written", "Free the disk, or name another folder.")
@@ -108,6 +110,9 @@ def average_checkpoints(
             phase_end=True,
         )
         (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
+        run = run_of(newest.checkpoint.folder)
+        if run is not None and (run / RESOLVED).is_file():  # relative paths of data begin where that run was started
+            shutil.copyfile(run / RESOLVED, staging / RESOLVED)
         with (
             errors_to(warn, DataError, before="no tokenizer in the average: "),
             newest.source.tokenizer_folder() as own,

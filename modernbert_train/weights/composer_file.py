@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.tools.import_config import FIXED
 from modernbert_train.core.files import anything_as
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
@@ -29,25 +30,10 @@ from modernbert_train.weights.formats.tensors import from_hf
 
 _TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)
 
-# Options of FlexBERT, the reference's model, with the only value that this encoder implements.
-_FLEXBERT_FIXED: dict[str, Any] = {
-    "attention_layer": "rope",
-    "bert_layer": "prenorm",
-    "embedding_layer": "sans_pos",
-    "encoder_layer": "base",
-    "mlp_layer": "glu",
-    "normalization": "layernorm",
-    "embed_norm": True,
-    "final_norm": True,
-    "skip_first_prenorm": True,
-    "head_pred_act": "gelu",
-    "head_pred_norm": True,
-    "initial_attention_layer": None,
-    "initial_bert_layer": None,
-    "initial_mlp_layer": None,
-    "rotary_emb_scale_base": None,
-    "rotary_emb_interleaved": False,
-}
+# Of FIXED, what config.json states, so that its reader judges the value; and what a trained model does not show.
+_STATED = ("hidden_act", "attn_qkv_bias", "attn_out_bias", "mlp_in_bias", "mlp_out_bias", "norm_kwargs.bias")
+_STATED += ("rotary_emb_dim", "local_attn_rotary_emb_dim")
+_OF_TRAINING = ("init_method", "attention_probs_dropout_prob", "embed_dropout_prob", "mlp_dropout_prob")
 
 # FlexBERT's prefixes for one implementation of the same thing: unpadded or padded, plain or as a Triton kernel.
 _FLEXBERT_WAYS = r"^(unpadded_|padded_|triton_)"
@@ -184,7 +170,9 @@ def _dig(content: Any, *keys: str) -> Any:
 
 def _from_flexbert(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """Translate FlexBERT's configuration to transformers' keys of ModernBERT."""
-    for key, only in _FLEXBERT_FIXED.items():
+    for key, (only, _) in FIXED.items():
+        if key in (*_STATED, *_OF_TRAINING):
+            continue
         value: Any = raw.get(key)
         if isinstance(value, str):
             value = re.sub(_FLEXBERT_WAYS, "", value)

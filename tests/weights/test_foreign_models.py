@@ -251,6 +251,7 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     make_tokenizer(tmp_path / "elsewhere/data/tokenizer", vocab_size=400)  # of another project
     shutil.copytree(tiny_data / "validation", tmp_path / "elsewhere/data/train")
     assert main(["eval", "copy"]) == 0, "the data are found where the run was started"
+    assert main(["average", "copy", "copy", "--out", "average"]) == main(["eval", "average"]) == 0, "its average's too"
     assert torch.equal(load_model("copy").embed(TEXTS[:1]), expected), "not by another project's tokenizer"
     shutil.rmtree(tmp_path / "home")
     shutil.rmtree("data")

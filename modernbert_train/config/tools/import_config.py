@@ -42,15 +42,21 @@ SAME = {
     "train_loader.num_workers": "data.num_workers",
 }
 
-# Options that this encoder lacks. FlexBERT's defaults are another architecture, so a missing key counts as its default.
+# Options of FlexBERT, the reference's model, that this encoder lacks. Its defaults are another architecture, so a key
+# that a run file lacks counts as its default. weights/composer_file.py reads the same table.
 FIXED: dict[str, tuple[Any, Any]] = {  # key of model.model_config -> (required value, FlexBERT's default)
     "attention_layer": ("rope", "base"),
     "bert_layer": ("prenorm", "prenorm"),
     "mlp_layer": ("glu", "mlp"),
+    "encoder_layer": ("base", "base"),
+    "initial_attention_layer": (None, None),
+    "initial_bert_layer": (None, None),
+    "initial_mlp_layer": (None, None),
     "embedding_layer": ("sans_pos", "absolute_pos"),
     "normalization": ("layernorm", "rmsnorm"),
     "hidden_act": ("gelu", "gelu"),
     "head_pred_act": ("gelu", "gelu"),
+    "head_pred_norm": (True, True),
     "init_method": ("full_megatron", "default"),
     "attn_qkv_bias": (False, False),
     "attn_out_bias": (False, False),

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from modernbert_train.checkpoints.manifest import newest_step
 from modernbert_train.core.files import os_errors_as, write_whole
-from modernbert_train.core.installed import PACKAGE
+from modernbert_train.core.installed import path_of_children
 from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.core.text import duration, file_name, plural
 from modernbert_train.data.dataset_card import file_sha256
@@ -179,9 +179,7 @@ def run_cells(
     on_cpu = any("compute.device=cpu" in cell.overrides for cell in cells)
     gpus = 0 if on_cpu else count_gpus()
     places = min(jobs or gpus or 1, max(1, total))
-    # so that a process finds this very package from any folder
-    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": path_of_children()}
     own = environments(places, environment, gpus, os.cpu_count() or 1)
     over = 0
 
