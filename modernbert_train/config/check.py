@@ -26,6 +26,7 @@ from modernbert_train.config.schema import (
     RunConfig,
 )
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
+from modernbert_train.core.text import is_folder_name
 from modernbert_train.errors import ConfigError
 
 # kernel -> supported orders; models/attention checks device and precision
@@ -61,7 +62,7 @@ def check(config: RunConfig, num_ranks: int = 1) -> None:
 
 
 def run_name(config: RunConfig, num_ranks: int) -> Iterator[str]:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", config.name) or config.name in (".", ".."):
+    if not is_folder_name(config.name):
         yield f"name={config.name!r}: a run's name becomes its folder. Use letters, digits, '.', '_' and '-'."
 
 

@@ -29,6 +29,11 @@ def is_plain_name(text: str) -> bool:
     return text.replace("_", "").replace("-", "").isalnum()
 
 
+def is_folder_name(text: str) -> bool:
+    """Return True for letters, digits, `.`, `_` and `-`: a name that a folder can have on every system."""
+    return re.fullmatch(r"[A-Za-z0-9._-]{1,128}", text) is not None and text not in (".", "..")
+
+
 def file_name(text: str, end: str = "", longest: int = 100) -> str:
     """Return a name for a file or folder: characters except letters, digits, `.`, `_` and `-` become `-`.
 

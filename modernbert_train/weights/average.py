@@ -14,7 +14,6 @@ ties   differences to a common base (arXiv 2306.01708): of each difference only 
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.knob import phased_keys
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.core.files import errors_to, os_errors_as, warn, whole_folder
+from modernbert_train.core.text import is_folder_name
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.vocabulary import copy_tokenizer
 from modernbert_train.weights.names import other_architecture
@@ -187,7 +187,7 @@ def _ties(tensors: Sequence[Tensor], shares: Sequence[float], keep: float) -> Te
 
 
 def _check_free(out: Path) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", out.name) or out.name in (".", ".."):
+    if not is_folder_name(out.name):
         raise ConfigError(f"--out={out}: its last part becomes a run's name. Use letters, digits, '.', '_' and '-'.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out={out}: already exists. Choose a new folder, or move that one away.")

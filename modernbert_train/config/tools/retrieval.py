@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,11 +9,10 @@ from typing import Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.knob import bound_mistakes, knob
-from modernbert_train.core.text import is_plain_name
+from modernbert_train.core.text import is_folder_name, is_plain_name
 
 MTEB = "mteb:"  # prefix of a task of mteb
 RANKING = ("ndcg_at_10", "recall_at_100", "mrr_at_10", "map_at_10")  # metrics of a ranking
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +167,7 @@ def _encode_problems(config: EncodeConfig) -> Iterator[str]:
 def retrieval_problems(config: EvaluateConfig) -> Iterator[str]:
     """Yield mistakes that can be found without the files."""
     yield from _encode_problems(config)
-    if config.name is not None and not _RUN_NAME.fullmatch(config.name):
+    if config.name is not None and not is_folder_name(config.name):
         yield f"name={config.name}: it is a folder. Use letters, digits, '.', '_' and '-'."
     if not isinstance(config, RetrievalConfig):
         return

@@ -7,7 +7,6 @@ exist and whether their values fit; this file checks the rest.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.knob import bound_mistakes, knob
+from modernbert_train.core.text import is_folder_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def sweep_problems(config: SweepConfig) -> list[str]:
 
 
 def _number_problems(config: SweepConfig) -> Iterator[str]:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", config.name) or config.name in (".", ".."):
+    if not is_folder_name(config.name):
         yield f"name={config.name!r}: a sweep's name becomes its folder. Use letters, digits, '.', '_' and '-'."
     yield from bound_mistakes(config)
     if config.storage is not None and "://" not in config.storage:
