@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# A retriever of your own, from documents to a table:
+#
+#   examples/own_retriever.sh OUT HOURS SUITE.yaml DOCUMENTS.jsonl...
+#
+# 1. An encoder is pretrained on the documents for HOURS (masked-language modelling).
+# 2. It is trained with three seeds on pairs taken from them (headings and sections, docstrings and functions), and so is
+#    its twin without pretraining, with one.
+# 3. All are measured on the suite beside the models named in BESIDE (bm25 alone, unless you set it).
+#
+# Each line of DOCUMENTS has `text` and `path`; .zst and .gz are read too. The same command continues after a kill.
+# A suite of two sets in BEIR's layout and a task of labelled texts:
+#
+#   seeds: [17, 18, 19]
+#   tasks:
+#     search: {beir: my/search}
+#     code: {beir: my/code}
+#     intents: {finetune: my/intents.yaml}
+#
+# The tables are OUT/table/table.md, .csv and .tex. Other keys of the training on pairs, such as "batch_size=64 epochs=2",
+# go into PAIRS.
+set -euo pipefail
+out=$1 hours=$2 suite=$3
+shift 3
+here=$(cd "$(dirname "$0")/.." && pwd)
+run=(python -m modernbert_train)
+read -ra keys <<< "${PAIRS:-}"
+read -ra beside <<< "${BESIDE:-bm25}"
+
+"${run[@]}" pretrain "$@" --hours "$hours" --out "$out/pretrained" --name encoder --yes
+[ -f "$out/pairs.jsonl" ] || python "$here/examples/text_pairs.py" "$out/pairs.jsonl" "$@"
+
+models=()
+train() { # NAME MODEL SEED
+    "${run[@]}" retrieval train "$here/yamls/retrieval/own.yaml" --model "$2" "train=[$out/pairs.jsonl]" \
+        "runs_folder=$out/runs" "name=$1" "seed=$3" "${keys[@]}"
+    models+=("$out/runs/$1/st")
+}
+for seed in 17 18 19; do
+    train "own-$seed" "$out/pretrained/runs/encoder" "$seed"
+done
+train twin-17 "untrained:$out/pretrained/runs/encoder" 17
+
+"${run[@]}" eval "${models[@]}" "${beside[@]}" --suite "$suite" --out "$out/table"

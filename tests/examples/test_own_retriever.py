@@ -1,0 +1,55 @@
+"""A retriever of one's own, from documents to a table, by the script as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_lines(file: Path, rows: list[dict[str, str]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.runs
+@pytest.mark.timeout(1800)
+def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path: Path) -> None:
+    pages, modules = sorted((ROOT / "docs").rglob("*.md")), sorted((ROOT / "modernbert_train").rglob("*.py"))
+    texts = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in (*pages, *modules)}
+    write_lines(tmp_path / "documents.jsonl", [{"text": text, "path": str(path)} for path, text in texts.items()])
+    (tmp_path / "search/qrels").mkdir(parents=True)
+    first = [texts[path.relative_to(ROOT)] for path in pages]
+    write_lines(tmp_path / "search/corpus.jsonl", [{"_id": f"d{n}", "text": text} for n, text in enumerate(first)])
+    titles = [{"_id": f"q{n}", "text": text.splitlines()[0]} for n, text in enumerate(first)]
+    write_lines(tmp_path / "search/queries.jsonl", titles)
+    right = "".join(f"q{n}\td{n}\t1\n" for n in range(len(first)))
+    (tmp_path / "search/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + right)
+    (tmp_path / "suite.yaml").write_text("tasks:\n  search: {beir: search}\n")
+    script = [str(ROOT / "examples/own_retriever.sh"), "out", "0.05", "suite.yaml", "documents.jsonl"]
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "PAIRS": "epochs=0.2 max_tokens=64"}
+
+    def run() -> str:
+        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run()
+    table = (tmp_path / "out/table/table.json").read_text()
+    rows = {row["source"]: row["cells"][0]["mean"] for row in json.loads(table)["rows"]}
+    assert list(rows) == [*(f"out/runs/own-{seed}/st" for seed in (17, 18, 19)), "out/runs/twin-17/st", "bm25"]
+    assert all(0 < score <= 1 for score in rows.values())
+    assert len({*rows.values()}) > 3, "seeds differ, and the twin is another model"
+    pairs = (tmp_path / "out/pairs.jsonl").stat().st_mtime_ns
+    steps = [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
+    assert "already trained to its end" in run()
+    assert pairs == (tmp_path / "out/pairs.jsonl").stat().st_mtime_ns
+    assert steps == [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
+    assert table == (tmp_path / "out/table/table.json").read_text()
