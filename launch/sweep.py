@@ -18,10 +18,10 @@ from pathlib import Path
 
 from modernbert_train.cli.parser import Parser
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.tools.sweep import SweepConfig, sweep_problems
+from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.core.installed import require
 from modernbert_train.core.text import printable
-from modernbert_train.errors import ConfigError, exit_code_of
+from modernbert_train.errors import exit_code_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,17 +53,13 @@ def make_parser() -> Parser:
 
 
 def read_sweep(words: list[str]) -> SweepConfig:
-    """Read the spec named on a command line: YAML files and overrides.
+    """Read the spec named on a command line: YAML files and overrides. `make_space` checks it.
 
     Raises:
-        ConfigError: everything that is wrong with it, the run it names aside.
+        ConfigError: a file cannot be read, a key is unknown, or a value has another type.
     """
     files = [Path(word) for word in words if "=" not in word]
-    sweep = load_typed(SweepConfig, files, [word for word in words if "=" in word])
-    problems = sweep_problems(sweep)
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return sweep
+    return load_typed(SweepConfig, files, [word for word in words if "=" in word])
 
 
 def run_sweep(sweep: SweepConfig, *, show: bool) -> None:
