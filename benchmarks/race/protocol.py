@@ -144,7 +144,7 @@ def _tree(protocol: Protocol, job: Job, data: Path, runs: Path, tokens: int) -> 
         "phases": phases,
         "eval": run["eval"],
         "checkpoint": checkpoint,
-        "compute": {"device": "cpu", "precision": "fp32"},
+        "compute": run["compute"],
     }
 
 

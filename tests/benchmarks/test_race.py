@@ -39,6 +39,7 @@ TINY = {
         "phase": {"row_tokens": 64, "batch_rows": 4, "microbatch_tokens": 256},
         "phases": {"all": {"share": 1.0, "warmup": 0.1, "decay": 0.3}},
         "eval": {"max_tokens": 1000, "times_per_phase": 3},
+        "compute": {"device": "cpu", "precision": "fp32"},
     },
     "reference": "recipe",
     "arms": {
