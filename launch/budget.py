@@ -24,6 +24,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
 from modernbert_train.core.installed import path_of_children
 from modernbert_train.core.text import tokens_text
+from modernbert_train.distributed.bf16 import cpu_has_bf16
 from modernbert_train.distributed.gpus import shown_gpus
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.cost import bill_of
@@ -68,11 +69,13 @@ class Device:
         gpus: number of GPUs; 0: the CPU.
         kind: kind of GPU, a key of GPUS.
         here: True if this machine has them.
+        bf16: True for a CPU with bf16 instructions, which trains in bf16.
     """
 
     gpus: int
     kind: str = "h100"
     here: bool = True
+    bf16: bool = False
 
     @property
     def label(self) -> str:
@@ -112,7 +115,7 @@ def device_of(gpus: int | None) -> Device:
     """Return the requested number of GPUs, or this machine's GPUs, or its CPU."""
     there = shown_gpus()
     if gpus is None and not there:
-        return Device(0)
+        return Device(0, bf16=cpu_has_bf16())
     name = there[0][0].lower().replace(" ", "") if there else ""
     kind = next((key for key in ("h100-pcie", *GPUS) if all(part in name for part in key.split("-"))), "h100")
     return Device(gpus or len(there), kind, here=len(there) >= (gpus or 1))
@@ -182,7 +185,7 @@ class Chooser:
         longest = int(self._sample.length(0.99) / self.facts(entries).bytes_per_token)
         return Asked(
             "measured", size, round(tokens), entries, self._device.gpus, folder,
-            longest=max(1, longest), tokenizer=self._tokenizer,
+            longest=max(1, longest), tokenizer=self._tokenizer, bf16=self._device.bf16,
         )  # fmt: skip
 
     def median(self, entries: int) -> int:

@@ -387,7 +387,7 @@ def _write(
     asked = Asked(
         place.name, chosen.size, chosen.tokens, chosen.entries, device.gpus, str(place.dataset), str(place.runs),
         chosen.text_tokens, chosen.longest, question["tokenizer"],
-        head=(f"Written by `{TYPED} pretrain {' '.join(words)}`; change it as you like.",),
+        head=(f"Written by `{TYPED} pretrain {' '.join(words)}`; change it as you like.",), bf16=device.bf16,
     )  # fmt: skip
     body = run_yaml(asked)
     record = {
@@ -429,8 +429,12 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     elif record.get("speed"):
         speed = record["speed"]
         took = f"{duration(config.total_tokens / speed)} of training at {speed:,.0f} tokens/s"
+        precision = " in bf16" if config.compute.precision == "bf16" else ""
         before = duration(60 + record.get("prepare_seconds", 0.0))
-        yield "takes", f"{took}, measured on these {device.label}; {before} more, longer if they have other work"
+        yield (
+            "takes",
+            f"{took}, measured on these {device.label}{precision}; {before} more, longer if they have other work",
+        )
     else:
         yield "takes", "unknown: the speed of this machine could not be measured"
     yield "writes", f"{place.data_yaml}, {place.run_yaml}, {place.dataset}, {place.run}"

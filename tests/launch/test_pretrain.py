@@ -31,6 +31,7 @@ from modernbert_train.config.load import load_run, load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.read_json import read_lines
+from modernbert_train.distributed.bf16 import cpu_has_bf16
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.recipe import SIZES
 from tests.support.corpora import prose, write
@@ -73,6 +74,7 @@ def test_a_dry_run_writes_yamls_that_the_verbs_accept(folder: Path, capsys: pyte
     assert spec.validation_share == 0.1  # 6 of 60 documents: 3 would be too few
     check(run)
     assert run.data.train == f"{spec.out}/train" and run.folder == "pretrained/texts/runs/texts"
+    assert run.compute.precision == ("bf16" if cpu_has_bf16() else "auto"), "not half as fast as this processor can"
 
 
 @pytest.mark.runs
