@@ -28,7 +28,10 @@ read -ra keys <<< "${PAIRS:-}"
 read -ra beside <<< "${BESIDE:-bm25}"
 
 "${run[@]}" pretrain "$@" --hours "$hours" --out "$out/pretrained" --name encoder --yes
-[ -f "$out/pairs.jsonl" ] || python "$here/examples/text_pairs.py" "$out/pairs.jsonl" "$@"
+if [ ! -f "$out/pairs.jsonl" ]; then
+    python "$here/examples/text_pairs.py" "$out/pairs.partial" "$@"
+    mv "$out/pairs.partial" "$out/pairs.jsonl" # so that a killed command leaves no half of them
+fi
 
 models=()
 train() { # NAME MODEL SEED
