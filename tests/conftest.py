@@ -28,6 +28,8 @@ def quick_tests_start_nothing(request: pytest.FixtureRequest, monkeypatch: pytes
     def refuse(*_: Any, **__: Any) -> None:
         pytest.fail("starts a process or trains a run: mark it @pytest.mark.runs", pytrace=False)
 
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:  # else counting GPUs would start nvidia-smi
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
     monkeypatch.setattr(os, "fork", refuse)
 
