@@ -319,11 +319,7 @@ def run_yaml(asked: Asked) -> str:
         f"  weight_decay: {rate(size.run.optim.weight_decay)} # {size.source}",
         "",
         f"checkpoint: {{interval_seconds: {size.checkpoint_seconds}}}",
-        *(
-            ["compute: {precision: bf16} # this processor has it: about 1.6 x as fast, losses alike"]
-            if asked.bf16
-            else []
-        ),
+        *["compute: {precision: bf16} # 1.7 x as fast on this processor, at like losses: docs/speed.md"] * asked.bf16,
         "",
         f"# {_why_tokens(asked)}",
         f"# Phases are in the proportions of {size.family}. Microbatches and kernels are left open: a run takes what",
