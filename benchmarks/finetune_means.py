@@ -28,6 +28,8 @@ import numpy as np
 import torch
 import yaml
 
+from modernbert_train.core.files import write_whole
+
 SIGNIFICANT = 0.01  # of five tasks one in twenty would be below it by chance
 SHARED = {"epochs": 3, "batch_texts": 32, "max_tokens": 128, "lr": 5e-5, "weight_decay": 5e-7, "warmup": 0.1}
 TASKS: dict[str, dict[str, Any]] = {
@@ -216,7 +218,7 @@ def main() -> int:
         for seed in options.seeds:
             kept = options.out / f"plain-{name}-{seed}.json"
             if not kept.exists():
-                kept.write_text(json.dumps(plain(task, options.model, seed, options.device)))
+                write_whole(kept, json.dumps(plain(task, options.model, seed, options.device)))
             theirs.append(json.loads(kept.read_text()))
         mine = ours(file, name, options)
         p = float(ttest_ind(mine, theirs, equal_var=False).pvalue) if len({*mine, *theirs}) > 1 else 1.0

@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks.hour_numbers import Numbers, Wrong
 from benchmarks.hour_parts import PARTS, SHARED, Part, Place, Range, sizes
 from benchmarks.interrupted import environments
+from modernbert_train.core.files import write_whole
 from modernbert_train.core.text import markdown_table
 from modernbert_train.distributed.gpus import count_gpus, driver_version, output_of, why_torch_sees_none
 from modernbert_train.errors import ConfigError, StoppedEarly
@@ -158,7 +159,7 @@ def do(
                     running.remove(each)
                     record = done[each.part.name] = each.record(outcome) | {"about": about}
                     file = each.log.with_suffix(".json")
-                    file.write_text(json.dumps(record, indent=1), encoding="utf-8")
+                    write_whole(file, json.dumps(record, indent=1))
                     write_summary(parts, place, about, done)
                     print(f"   {each.part.name}: {record['outcome']} {record['reason']}", flush=True)
             taken = {gpu for each in running for gpu in place.of(each.part)}

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.drill import warm
+from modernbert_train.core.files import write_whole
 
 SIZE = (
     "model={name: modernbert, vocab_size: 2048, hidden_size: 64, num_layers: 4, num_heads: 1, intermediate_size: 96,"
@@ -86,7 +87,7 @@ def killed_losses(words: list[str], out: Path, kills: int) -> tuple[list[float],
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         places.append(len(losses_of(out / "runs" / name)))
-        record.write_text(json.dumps(places))
+        write_whole(record, json.dumps(places))
     return train(words, out, name, 1), places
 
 

@@ -29,6 +29,7 @@ import cpuinfo
 import yaml
 
 from modernbert_train.config.load import load_run
+from modernbert_train.core.files import write_whole
 
 TARGET = 4.12  # nats per predicted token of the held-out text, 15 % predicted: the first row's loss
 # wheels of PyPI: the same bytes everywhere
@@ -154,10 +155,10 @@ def train(words: list[str], clock: Path) -> float:
         )
     if kept["state"] == "finished":
         return float(kept["cpu_seconds"])
-    clock.write_text(json.dumps(kept | {"state": "running"}))
+    write_whole(clock, json.dumps(kept | {"state": "running"}))
     code, seconds = run(["train", *words])
     kept = {"cpu_seconds": kept["cpu_seconds"] + seconds, "state": "stopped" if code else "finished"}
-    clock.write_text(json.dumps(kept))
+    write_whole(clock, json.dumps(kept))
     if code:
         raise SystemExit(f"train: exit code {code}, after {kept['cpu_seconds']:,.0f} CPU seconds; see above")
     return float(kept["cpu_seconds"])

@@ -30,6 +30,7 @@ import yaml
 
 from benchmarks.race.protocol import HERE, Job, Protocol, configure
 from benchmarks.race.table import write_table
+from modernbert_train.core.files import write_whole
 
 MODULE = [sys.executable, "-m", "modernbert_train"]
 STOPPED = 75  # exit code of a run that a signal stopped
@@ -47,7 +48,7 @@ class Race:
         if seal.exists() and seal.read_text() != protocol.sha256:
             raise SystemExit(f"{out}: of another protocol ({seal.read_text()[:12]}, now {protocol.sha256[:12]}). "
                              "Race into an empty folder, or restore that protocol.")  # fmt: skip
-        seal.write_text(protocol.sha256)
+        write_whole(seal, protocol.sha256)
         self.file = self.out / "results.jsonl"
 
     def results(self) -> dict[str, Row]:
@@ -88,7 +89,7 @@ class Race:
             raise SystemExit(
                 f"{self.data}: not the shards that this race began with. Remove it, and give the same --text."
             )
-        record.write_text(json.dumps(facts))
+        write_whole(record, json.dumps(facts))
 
     def train(self, job: Job) -> Row | None:
         """Train a job to its end and keep its figures; None if the time is over or a signal stopped it."""
