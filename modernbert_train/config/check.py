@@ -18,7 +18,6 @@ from modernbert_train.config.model import CUDNN_HEADS, TILE_HEADS, Bias
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
-    DebertaConfig,
     ModelConfig,
     ModernBertConfig,
     ObjectiveConfig,
@@ -117,9 +116,13 @@ def kinds(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for here, now in (("", config), *((f"phases.{name}.", now) for name, now in config.in_phase.items())):
         if _outside("model", now.model):
             continue
-        messages = [*now.model.mistakes(), *(now.model.mistakes_from_scratch() if config.from_scratch else ())]
+        messages = list(now.model.mistakes())
         if not messages and not _outside("objective", now.objective):
-            messages = [*now.objective.mistakes(now.model), *now.objective.mistakes_after(config.objective)]
+            messages = [
+                *now.model.mistakes_in_run(now.objective, from_scratch=config.from_scratch),
+                *now.objective.mistakes(now.model),
+                *now.objective.mistakes_after(config.objective),
+            ]
         yield from (here + message for message in messages if message not in reported)
         reported.update(messages)
 
@@ -190,7 +193,6 @@ def labelled(config: RunConfig, num_ranks: int) -> Iterator[str]:
 
 def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
     """Kernel and encoder must support the order of every phase; the kernels check this machine later."""
-    yield from _neighbours(config)
     compute = config.compute
     for key, kernel in {"attention": compute.attention, "global_attention": compute.global_attention}.items():
         if kernel is None or kernel == "auto":
@@ -233,18 +235,6 @@ def kernels_and_orders(config: RunConfig, num_ranks: int) -> Iterator[str]:
                     f"does not support order {order}. Set compute.{key}=auto, or one of {able}."
                 )
                 break
-
-
-def _neighbours(config: RunConfig) -> Iterator[str]:
-    """A convolution always reads the next token, so it allows no causal order."""
-    convolution = config.model.convolution if isinstance(config.model, DebertaConfig) else 0
-    for name, now in config.in_phase.items():
-        if convolution and now.objective.order != "all":
-            yield (
-                f"model.convolution={convolution} with objective.name={now.objective.name} in phases.{name}: it reads "
-                "both neighbours of a token, also the next one, which is predicted. Set model.convolution=0, or "
-                "objective.name=mlm."
-            )
 
 
 def phases_present(config: RunConfig, num_ranks: int) -> Iterator[str]:

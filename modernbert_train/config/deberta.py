@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH, ModelConfig
+
+if TYPE_CHECKING:
+    from modernbert_train.config.objective import ObjectiveConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,4 +98,12 @@ class DebertaConfig(ModelConfig):
                 f"model.max_distance={self.max_distance} with model.buckets={self.buckets}: the first "
                 f"{self.buckets // 2} distances have one bucket each, and the others must reach farther. Set "
                 f"model.max_distance to {self.buckets // 2 + 2} or more; published: twice the buckets."
+            )
+
+    def mistakes_in_run(self, objective: ObjectiveConfig, *, from_scratch: bool) -> Iterator[str]:
+        """See `ModelConfig`. A convolution always reads the next token, so it allows no causal order."""
+        if self.convolution and objective.order != "all":
+            yield (
+                f"model.convolution={self.convolution} with objective.name={objective.name}: it reads both neighbours "
+                "of a token, also the next one, which is predicted. Set model.convolution=0, or objective.name=mlm."
             )

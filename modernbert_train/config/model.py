@@ -8,11 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from omegaconf import MISSING
 
 from modernbert_train.config.knob import architecture_keys, knob
+
+if TYPE_CHECKING:
+    from modernbert_train.config.objective import ObjectiveConfig
 
 # Beyond every known model; larger numbers in an untrusted file would build layers, or fill memory, without end.
 MAX_LAYERS = 1_000
@@ -158,8 +161,8 @@ class ModelConfig:
         """Yield a message for each impossible combination of keys, for `check`; every number is within its bounds."""
         yield from ()
 
-    def mistakes_from_scratch(self) -> Iterator[str]:
-        """Yield a message for each setting that an existing model may have but a new one should not."""
+    def mistakes_in_run(self, objective: ObjectiveConfig, *, from_scratch: bool) -> Iterator[str]:
+        """Yield a message for each setting that does not fit the objective, or that a new model should not have."""
         yield from ()
 
     def mistakes_with(self, tokenizer: str, *, pad_id: int, mask_id: int) -> Iterator[str]:
@@ -325,10 +328,10 @@ class ModernBertConfig(RotaryConfig):
         if self.local_attention % 2:
             yield f"model.local_attention={self.local_attention}: half of the window is on each side. Make it even."
 
-    def mistakes_from_scratch(self) -> Iterator[str]:
+    def mistakes_in_run(self, objective: ObjectiveConfig, *, from_scratch: bool) -> Iterator[str]:
         """See `ModelConfig`."""
         every = self.global_attn_every_n_layers
-        if (self.num_layers - 1) % every:
+        if from_scratch and (self.num_layers - 1) % every:
             below = (self.num_layers - 1) // every * every + 1
             yield (
                 f"model.num_layers={self.num_layers} with model.global_attn_every_n_layers={every} ends in a local "

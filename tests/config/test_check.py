@@ -237,7 +237,7 @@ BROKEN_TOGETHER = [
     ([DEBERTA + ", convolution: 2}"],
      "model.convolution=2 with model.version=v2: only version v2 has one, with an equal number of tokens"),
     ([DEBERTA + ", convolution: 3}", "objective={name: causal}"],
-     "model.convolution=3 with objective.name=causal in phases.one: it reads both neighbours"),
+     "model.convolution=3 with objective.name=causal: it reads both neighbours"),
     ([DEBERTA + ", version: v1, buckets: 512}", "phases.one.model={max_distance: 600}"],
      "phases.one.model.max_distance=600 with model.buckets=512: version v1 has a vector for each"),
     (["data.validation=null", "eval.interval_tokens=100"], "eval.interval_tokens is set but data.validation is not."),
