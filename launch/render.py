@@ -65,14 +65,9 @@ def render(
     Raises:
         ConfigError: the run breaks a rule, or a key that the scheduler needs is not set.
     """
-    launch = config.launch
-    ranks = ranks_per_node or launch.ranks_per_node or (1 if config.compute.device == "cpu" else None)
-    if ranks is None:
-        raise ConfigError(
-            "launch.ranks_per_node is not set: how many GPUs has a machine there? Set launch.ranks_per_node=8, say."
-        )
-    nodes = nodes or launch.nodes
+    nodes, ranks = nodes_and_ranks(config, nodes, ranks_per_node)
     resolve(config, nodes * ranks, purpose="submit")
+    launch = config.launch
     common: Values = {
         **asdict(launch),
         "name": config.name,
@@ -85,6 +80,20 @@ def render(
     values = common | TARGETS[target].values(config, words, common)
     lines = (TEMPLATES / TARGETS[target].template).read_text(encoding="utf-8").splitlines()
     return "".join(f"{text}\n" for line in lines if (text := _fill(line, values)) is not None)
+
+
+def nodes_and_ranks(config: RunConfig, nodes: int | None, ranks_per_node: int | None) -> tuple[int, int]:
+    """Return the machines of a job and the processes on each; the arguments override the YAML's.
+
+    Raises:
+        ConfigError: neither says how many processes.
+    """
+    ranks = ranks_per_node or config.launch.ranks_per_node or (1 if config.compute.device == "cpu" else None)
+    if ranks is None:
+        raise ConfigError(
+            "launch.ranks_per_node is not set: how many GPUs has a machine there? Set launch.ranks_per_node=8, say."
+        )
+    return nodes or config.launch.nodes, ranks
 
 
 def submit(target: str, file: Path) -> int:

@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+from math import prod
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +34,7 @@ if __name__ == "__main__":  # before the slower imports
     stop_signals.take_over()
 
 from launch.health import refuse_sick_gpus, retry_notes, start_notes  # noqa: E402
-from launch.render import TARGETS, render, submit  # noqa: E402
+from launch.render import TARGETS, nodes_and_ranks, render, submit  # noqa: E402
 from launch.topology import (  # noqa: E402
     Topology,
     find_topology,
@@ -70,21 +71,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _launch(options: argparse.Namespace, train: list[str]) -> int:
-    if options.on is not None:
-        return _render(read_run(options.run), options)
-    with with_later_mistakes(options.ranks or 1):
+    def num_ranks(config: RunConfig) -> int:
+        if options.on is None:
+            return _topology(config, options)[0].num_ranks
+        return prod(nodes_and_ranks(config, options.nodes, options.ranks))
+
+    with with_later_mistakes(num_ranks, "train" if options.on is None else "submit"):
         config = read_run(options.run)
-    gpus = 0 if config.compute.device == "cpu" else count_gpus()
-    topology = find_topology(
-        config.launch,
-        os.environ,
-        gpus=gpus,
-        usable=usable_gpus(config.phases, gpus),
-        nodes=options.nodes,
-        ranks=options.ranks,
-        node_rank=options.node_rank,
-        rendezvous=options.rendezvous,
-    )
+    if options.on is not None:
+        return _render(config, options)
+    topology, gpus = _topology(config, options)
     if topology.idle_gpus:
         print(_idle_note(config, topology.ranks_per_node, gpus), file=sys.stderr)
     if topology.num_ranks > 1:  # else `train` does, in this process
@@ -97,6 +93,22 @@ def _launch(options: argparse.Namespace, train: list[str]) -> int:
         timer.daemon = True
         timer.start()
     return _start(config, topology, train, gpus)
+
+
+def _topology(config: RunConfig, options: argparse.Namespace) -> tuple[Topology, int]:
+    """Return the topology of a start on this machine, and the machine's number of GPUs for the run."""
+    gpus = 0 if config.compute.device == "cpu" else count_gpus()
+    found = find_topology(
+        config.launch,
+        os.environ,
+        gpus=gpus,
+        usable=usable_gpus(config.phases, gpus),
+        nodes=options.nodes,
+        ranks=options.ranks,
+        node_rank=options.node_rank,
+        rendezvous=options.rendezvous,
+    )
+    return found, gpus
 
 
 def _idle_note(config: RunConfig, used: int, gpus: int) -> str:

@@ -7,7 +7,7 @@ Every such process is a worker; start as many as you like, on as many machines a
 and stop them as you like. Trials that are stopped or lost resume from their checkpoints. docs/sweeps.md says more.
 
 Exit codes are the same as for a run: 0 all trials are over, 75 stopped and saved, 78 configuration, 65 data, 74 disk or
-database.
+database; of failed trials the code of the first.
 """
 
 from __future__ import annotations
@@ -27,19 +27,15 @@ from modernbert_train.errors import exit_code_of
 def main(arguments: list[str] | None = None) -> int:
     """Run a sweep, or show it; returns the process's exit code."""
     options = make_parser().parse_intermixed_args(arguments)
+    if options.retry and options.results:
+        make_parser().error("--results runs nothing, and --retry repeats trials. Leave one out.")
     return exit_code_of(lambda: _sweep(options))
 
 
 def _sweep(options: argparse.Namespace) -> None:
     sweep = read_sweep(options.sweep)
     require("sweep", "optuna")
-    if options.results:
-        from launch.sweeps.results import show_results
-        from launch.sweeps.space import make_space
-
-        print(printable(show_results(make_space(sweep))))
-    else:
-        run_sweep(sweep, show=not options.worker)
+    run_sweep(sweep, work=not options.results, show=not options.worker, retry=options.retry)
 
 
 def make_parser() -> Parser:
@@ -49,6 +45,7 @@ def make_parser() -> Parser:
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--results", action="store_true", help="show the results so far; runs nothing")
     action.add_argument("--worker", action="store_true", help="one worker, which shows nothing at the end")
+    parser.add_argument("--retry", action="store_true", help="repeat trials that have failed")
     return parser
 
 
@@ -62,24 +59,28 @@ def read_sweep(words: list[str]) -> SweepConfig:
     return load_typed(SweepConfig, files, [word for word in words if "=" in word])
 
 
-def run_sweep(sweep: SweepConfig, *, show: bool) -> None:
+def run_sweep(sweep: SweepConfig, *, work: bool = True, show: bool = True, retry: bool = False) -> None:
     """Work on the sweep until it is over.
 
     Args:
         sweep: the spec.
+        work: run trials; otherwise only show the results so far.
         show: run as many trials at a time as the spec says and show the results; otherwise one, and show nothing.
+        retry: repeat trials that have failed.
 
     Raises:
-        RunError: see `Worker`.
+        RunError: see `Worker` and `raise_failed`.
     """
-    from launch.sweeps.results import show_results
+    from launch.sweeps.results import raise_failed, show_results
     from launch.sweeps.space import make_space
     from launch.sweeps.worker import Worker
 
     space = make_space(sweep)
-    Worker(space, workers=sweep.workers if show else 1).run()
+    if work:
+        Worker(space, workers=sweep.workers if show else 1).run(retry=retry)
     if show:
-        print(printable(show_results(space)))
+        print(printable(show_results(space)), flush=True)
+    raise_failed(space)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from optuna.trial import TrialState
 from launch.sweeps.rows import TrialRow, best_row, make_rows, param_text, ranked
 from launch.sweeps.space import Space, load_point, trial_name
 from launch.sweeps.store import Store
-from launch.sweeps.trial import write_yaml
-from modernbert_train.core.text import table
-from modernbert_train.errors import ConfigError
+from launch.sweeps.trial import OUTPUT, write_yaml
+from modernbert_train.core.text import plural, table
+from modernbert_train.distributed.run_jobs import Failure, Failures, raise_failures
+from modernbert_train.errors import ConfigError, RunError
 from modernbert_train.report.page import write_comparison
 
 BEST = "best.yaml"
@@ -52,6 +53,25 @@ def show_results(space: Space) -> str:
     if trials:
         lines.append(f"page: {write_comparison(trials, folder / PAGE)}")
     return "\n".join(lines)
+
+
+def raise_failed(space: Space) -> None:
+    """Raise an error if trials have failed, or if all are over and none has a figure.
+
+    Raises:
+        RunError: names them and their logs; its exit code is the first one's.
+    """
+    store, folder = Store(space), Path(space.sweep.folder)
+    with store.reachable():
+        rows, is_over = make_rows(store, folder), store.is_over()
+    failed = [row for row in rows if row.state == "failed"]
+    if is_over and all(row.value is None for row in rows):
+        failed = rows
+    failures = Failures()
+    for row in failed:
+        log = folder / trial_name(row.slot) / OUTPUT
+        failures[f"trial {row.slot}"] = Failure(row.code or RunError.exit_code, row.reason or "", log)
+    raise_failures(failures, counted=f"{len(failed)} of {plural(space.trials, 'trial')}")
 
 
 def importance(study: optuna.Study) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from launch.sweeps.space import trial_name
-from launch.sweeps.store import REASON, Store, over, slots
+from launch.sweeps.store import CODE, REASON, Store, over, slots
 from launch.sweeps.trial import Entry, read_entries, tokens_seen
 
 
@@ -19,12 +19,13 @@ class TrialRow:
     """One trial, for the table and the page."""
 
     slot: int
-    state: str  # complete, pruned, refused, diverged, failed, running or waiting
+    state: str  # complete, pruned, refused, diverged, undefined, failed, running or waiting
     value: float | None  # of complete trials
     tokens: int
     params: Mapping[str, Any]
     reason: str | None
     entries: Sequence[Entry]  # of metrics.jsonl
+    code: int | None = None  # exit code of a failed one
 
 
 def make_rows(store: Store, folder: Path) -> list[TrialRow]:
@@ -61,4 +62,4 @@ def _row(slot: int, attempts: Sequence[FrozenTrial], folder: Path) -> TrialRow:
     }[last.state]
     entries = read_entries(folder)
     value = last.value if last.state == TrialState.COMPLETE else None
-    return TrialRow(slot, state, value, tokens_seen(entries), last.params, reason, entries)
+    return TrialRow(slot, state, value, tokens_seen(entries), last.params, reason, entries, last.user_attrs.get(CODE))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from optuna.distributions import (
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.sweep import DimensionConfig, SweepConfig, grid_values, sweep_problems
 from modernbert_train.core.files import errors_to
-from modernbert_train.errors import ConfigError
+from modernbert_train.errors import ConfigError, RunError
+from modernbert_train.plan.resolve import messages_of, resolve
 from modernbert_train.weights.names import read_config
 
 Params = Mapping[str, Any]
@@ -39,10 +40,12 @@ class Space:
         distributions: key of the run -> the sampler's distribution.
         points: for sampler=grid every combination, in order; otherwise empty.
         first: the run with the first value of every key; shows the values that all trials share.
+        others: the runs with another value of one key.
     """
 
     sweep: SweepConfig
     first: RunConfig
+    others: Sequence[RunConfig]
     distributions: dict[str, BaseDistribution]
     points: Sequence[dict[str, Any]]
 
@@ -88,16 +91,39 @@ def make_space(sweep: SweepConfig) -> Space:
     samples = {key: _samples(dimension) for key, dimension in sweep.space.items()}
     corner = {key: values[0] for key, values in samples.items()}
     config = _load(sweep, corner)
-    messages: list[str] = []
+    messages, others = list[str](), list[RunConfig]()
     for key, values in samples.items():
         for value in values[1:]:
             with errors_to(messages.append, ConfigError):
-                _load(sweep, corner | {key: value})
+                others.append(_load(sweep, corner | {key: value}))
     if messages:
         raise ConfigError("\n".join(dict.fromkeys(messages)))
     _check_objective(sweep, config)
     found = {key: _distribution(sweep, corner, key, dimension) for key, dimension in sweep.space.items()}
-    return Space(sweep, config, found, _points(sweep, found) if sweep.sampler == "grid" else ())
+    return Space(sweep, config, others, found, _points(sweep, found) if sweep.sampler == "grid" else ())
+
+
+def refuse_all(space: Space, num_ranks: Callable[[RunConfig], int]) -> None:
+    """Refuse a sweep if `check` would refuse every trial for the same mistakes, before any of them costs time.
+
+    Args:
+        space: the search space.
+        num_ranks: processes of a trial.
+
+    Raises:
+        RunError: mistakes of the first point that no other value of a single key avoids.
+    """
+    errors: list[RunError] = []
+    for config in (space.first, *space.others):
+        try:
+            ours = replace(config, name=trial_name(0), runs_folder=space.sweep.folder)
+            resolve(ours, num_ranks(config), purpose="sweep", fresh=True)
+            return
+        except RunError as error:
+            errors.append(error)
+    found = [messages_of(error) for error in errors]
+    if shared := [message for message in found[0] if all(message in each for each in found)]:
+        raise type(errors[0])("\n".join(shared))
 
 
 def load_point(sweep: SweepConfig, overrides: Sequence[str]) -> RunConfig:

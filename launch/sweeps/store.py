@@ -40,7 +40,9 @@ from modernbert_train.errors import StorageError
 # attributes of an attempt
 SLOT = "slot"  # its trial, from 0
 REASON = "reason"  # why the slot is over without a figure; a failed attempt without a reason is repeated
-CRASH = "crash"  # exit code of an attempt that failed by itself
+CODE = "code"  # exit code of a failed attempt
+CRASH = "crash"  # the same of one that failed by itself, and is repeated a few times
+RETRY = "retry"  # number of the failed attempt that this one repeats on request; earlier ones do not count
 _SPEC = "spec"  # attribute of the study
 # may change between the starts of a sweep: how its trials run and their number, but not their search space
 _CHANGEABLE = {
@@ -122,6 +124,13 @@ class Store:
             return True
         return False
 
+    def retry(self) -> None:
+        """Add an attempt to each slot that has failed, with its values."""
+        for slot, own in slots(self.attempts()).items():
+            last = next((attempt for attempt in own if over(attempt)), None)
+            if slot < self._space.trials and last is not None and last.state == TrialState.FAIL:
+                self._add(slot, last.params, **{RETRY: last.number})
+
     def crashes(self, slot: int) -> int:
         """Count the attempts at a slot that failed by themselves."""
         return sum(CRASH in attempt.user_attrs for attempt in slots(self.attempts()).get(slot, ()))
@@ -146,14 +155,17 @@ class Store:
                 continue
             params: Mapping[str, Any] = self._space.points[slot] if self._space.points else {}
             params = max((attempt.params for attempt in earlier), key=len, default=params) or params
-            self.study.add_trial(
-                optuna.create_trial(
-                    state=TrialState.WAITING,
-                    params=dict(params),
-                    distributions={key: self._space.distributions[key] for key in params},
-                    user_attrs={SLOT: slot},
-                )
+            self._add(slot, params)
+
+    def _add(self, slot: int, params: Mapping[str, Any], **attributes: Any) -> None:
+        self.study.add_trial(
+            optuna.create_trial(
+                state=TrialState.WAITING,
+                params=dict(params),
+                distributions={key: self._space.distributions[key] for key in params},
+                user_attrs={SLOT: slot, **attributes},
             )
+        )
 
     def _take(self, attempt: FrozenTrial) -> bool:
         taken = False
@@ -195,11 +207,14 @@ class Store:
 
 
 def slots(attempts: Sequence[FrozenTrial]) -> dict[int, list[FrozenTrial]]:
-    """Group attempts by slot, in order."""
+    """Group attempts by slot, in order, without those that were repeated on request."""
     found: dict[int, list[FrozenTrial]] = {}
+    repeated: dict[int, int] = {}
     for attempt in attempts:
-        found.setdefault(attempt.user_attrs[SLOT], []).append(attempt)
-    return dict(sorted(found.items()))
+        slot = attempt.user_attrs[SLOT]
+        found.setdefault(slot, []).append(attempt)
+        repeated[slot] = max(repeated.get(slot, -1), attempt.user_attrs.get(RETRY, -1))
+    return {slot: [each for each in own if each.number > repeated[slot]] for slot, own in sorted(found.items())}
 
 
 def over(attempt: FrozenTrial) -> bool:

@@ -61,15 +61,14 @@ def figure(entries: Sequence[Entry], objective: str) -> float | None:
             half of the steps counts.
 
     Returns:
-        None if it was not recorded, or is not a number.
+        None if it was not recorded; NaN or infinity if it is undefined.
     """
     kind, _, key = objective.partition(".")
-    found = [number(entry.get(key)) for entry in entries if entry.get("kind") == kind]
+    found = [number(entry[key]) for entry in entries if entry.get("kind") == kind and key in entry]
+    if kind == "validation":  # the last one counts, and a missing number is undefined
+        found = [math.nan if value is None else value for value in found[-1:]]
     values = [value for value in found if value is not None]
-    if not values:
-        return None
-    value = values[-1] if kind == "validation" else statistics.median(values[len(values) // 2 :])
-    return value if math.isfinite(value) else None
+    return statistics.median(values[len(values) // 2 :]) if values else None
 
 
 def milestones(entries: Sequence[Entry], objective: str, interval_tokens: int) -> dict[int, float]:

@@ -1,13 +1,14 @@
 """A worker of a sweep: takes trials until all are over, one or more at a time, and runs each as an ordinary launch.
 
-The end of a trial decides the next step. Finished: its figure goes to the sampler. Refused by `check`, diverged or
-pruned: reported as a bad point, from which the sampler learns, and never repeated. Saved (75) or lost: repeated, which
-resumes from its checkpoint. Crashed: repeated a few times. Disk failure (74): the worker ends, since the next trial
-would fail too.
+The end of a trial decides the next step. Finished: its figure goes to the sampler. Refused by `check`, diverged, pruned
+or with a figure that is not a number: reported as a bad point, from which the sampler learns, and never repeated. Saved
+(75) or lost: repeated, which resumes from its checkpoint. Crashed: repeated a few times. Disk failure (74): the worker
+ends, since the next trial would fail too.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -15,13 +16,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optuna.trial import Trial, TrialState
 
 from launch.sweeps.places import ranks_of, shares
-from launch.sweeps.space import Space, trial_name
-from launch.sweeps.store import CRASH, REASON, Store
+from launch.sweeps.space import Space, refuse_all, trial_name
+from launch.sweeps.store import CODE, CRASH, REASON, Store
 from launch.sweeps.trial import (
     OUTPUT,
     TRIAL_YAML,
@@ -34,7 +34,9 @@ from launch.sweeps.trial import (
     write_yaml,
 )
 from modernbert_train.config.check import check
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import os_errors_as
+from modernbert_train.core.text import printable
 from modernbert_train.data.check import check_data
 from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.distributed.run_jobs import Job, last_words, run_all
@@ -70,7 +72,7 @@ class Worker:
         workers: number of parallel trials.
 
     Raises:
-        ConfigError, StorageError: see `shares` and `Store`.
+        RunError: see `refuse_all`, `shares` and `Store`.
     """
 
     def __init__(self, space: Space, command: Sequence[str] = LAUNCH, workers: int = 1) -> None:
@@ -80,17 +82,22 @@ class Worker:
         self._places = shares(self._sweep, workers, os.environ, count_gpus(), os.cpu_count() or 1)
         self._under_way: dict[str, Attempt] = {}  # by its job's name, the trial's folder
         self._failure: StorageError | None = None
+        refuse_all(space, self._ranks)
         self._store = Store(space)
 
-    def run(self) -> None:
-        """Take trials until all of them are over.
+    def _ranks(self, config: RunConfig) -> int:
+        return ranks_of(self._sweep, config, count_gpus() // len(self._places))
+
+    def run(self, *, retry: bool = False) -> None:
+        """Take trials until all of them are over; with `retry` repeat those that have failed.
 
         Raises:
-            DataError: the run's data are missing or damaged.
             StorageError: the database or the disk failed.
             StoppedEarly: a signal came; the trials are saved, and a new worker continues them.
         """
-        check_data(self._space.first)
+        if retry:
+            with self._store.reachable():
+                self._store.retry()
         try:
             with os_errors_as(
                 StorageError,
@@ -129,7 +136,7 @@ class Worker:
         attempt.held.enter_context(self._store.alive(trial))
         try:
             config = self._space.run_config(slot, trial.params)
-            check(config, ranks_of(self._sweep, config, count_gpus() // len(self._places)))
+            check(config, self._ranks(config))
             check_data(config)
         except RunError as error:
             self._end(str(folder), TrialState.PRUNED, f"refused: {error}")
@@ -175,9 +182,11 @@ class Worker:
         attempt, folder = self._under_way[job.name], Path(job.name)
         self._lags(attempt.trial, folder)  # other trials are compared with these figures
         entries = read_entries(folder)
-        tokens = tokens_seen(entries)
-        if code == 0 and (value := figure(entries, self._sweep.objective)) is not None:
+        tokens, value = tokens_seen(entries), figure(entries, self._sweep.objective)
+        if code == 0 and value is not None and math.isfinite(value):
             self._end(job.name, TrialState.COMPLETE, value=value)
+        elif code == 0 and value is not None:
+            self._end(job.name, TrialState.PRUNED, f"undefined: {self._sweep.objective} is not a number")
         elif code == 0:
             self._end(job.name, TrialState.FAIL, f"finished without recording {self._sweep.objective}")
         elif attempt.pruned:
@@ -187,7 +196,7 @@ class Worker:
         elif code == StoppedEarly.exit_code:
             self._end(job.name, TrialState.FAIL)
         elif code in (_USAGE, DataError.exit_code, ConfigError.exit_code):
-            self._end(job.name, TrialState.FAIL, f"exit code {code}: {last_words(job.log)}")
+            self._end(job.name, TrialState.FAIL, f"exit code {code}: {last_words(job.log)}", code=code)
         elif code == StorageError.exit_code:
             self._end(job.name, TrialState.FAIL)
             self._failure = StorageError(f"trial {attempt.slot}: {last_words(job.log)} All of it is in {job.log}.")
@@ -195,7 +204,7 @@ class Worker:
             with self._store.reachable():
                 last = self._store.crashes(attempt.slot) + 1 >= self._sweep.attempts
             text = f"exit code {code}: {last_words(job.log)}"
-            self._end(job.name, TrialState.FAIL, text if last else None, crashed=code)
+            self._end(job.name, TrialState.FAIL, text if last else None, crashed=True, code=code)
 
     def _end(
         self,
@@ -204,16 +213,17 @@ class Worker:
         reason: str | None = None,
         *,
         value: float | None = None,
-        crashed: int | None = None,
+        code: int | None = None,
+        crashed: bool = False,
     ) -> None:
         attempt = self._under_way.pop(folder)
-        attributes: dict[str, Any] = {} if reason is None else {REASON: reason}
-        if crashed is not None:
-            attributes[CRASH] = crashed
+        found = {REASON: reason, CODE: code, CRASH: code if crashed else None}
+        attributes = {name: each for name, each in found.items() if each is not None}
         with attempt.held, self._store.reachable():
             ended = self._store.finish(attempt.trial, state, value, **attributes)
         if value is not None:
             text = f"{self._sweep.objective} {value:.5g}"
         else:
-            text = reason or (f"exit code {crashed}, will be tried again" if crashed else "saved, to be resumed")
-        print(f"trial {attempt.slot}: {text}" + ("" if ended else " (others have taken it over)"), flush=True)
+            text = reason or (f"exit code {code}, will be tried again" if crashed else "saved, to be resumed")
+        end = "" if ended else " (others have taken it over)"
+        print(printable(f"trial {attempt.slot}: {text}{end}"), flush=True)

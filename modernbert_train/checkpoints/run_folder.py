@@ -52,6 +52,8 @@ _OF_FAULTS = (
     ". It lists the updates that the run has skipped, and without it the run would not continue as it did. Restore it "
     "from a copy; or remove the damaged lines, if those updates lie before the newest checkpoint."
 )
+BUSY = "Two jobs must not write one run: wait for it, stop it, or give this one another name=."
+_HELD: set[Path] = set()  # folders that this process holds by `held`, around the whole of a verb
 # written by the process that has locked the folder
 _RECORDS = ("config.yaml", RESOLVED, DATA, "metrics.jsonl", "faults.jsonl")
 
@@ -140,9 +142,8 @@ class RunFolder:
 
     def _take_lock(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = take_lock(
-            self.path, "Two jobs must not write one run: wait for it, stop it, or give this one another name=."
-        )
+        if self.path.resolve() not in _HELD:
+            self._lock = take_lock(self.path, BUSY)
         sweep(self.path)
 
     def compare(self) -> list[str]:
@@ -278,14 +279,21 @@ class RunFolder:
 def held(folder: Path, instead: str) -> Iterator[None]:
     """Create a folder, and lock it so that only one command works there. `instead`: see `take_lock`.
 
+    A run that is trained there within the context opens the folder under this lock.
+
     Raises:
         ConfigError, RunError: see `take_lock`.
         StorageError: it cannot be written.
     """
     with os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or name another folder."):
         folder.mkdir(parents=True, exist_ok=True)
-        with take_lock(folder, instead):
+        lock, path = take_lock(folder, instead), folder.resolve()
+    with lock:
+        _HELD.add(path)
+        try:
             yield
+        finally:
+            _HELD.discard(path)
 
 
 def take_lock(folder: Path, instead: str) -> IO[str]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from modernbert_train.cli.arguments import MODEL, many_imports
 from modernbert_train.cli.parser import Call, positive, whole
 from modernbert_train.core.installed import YAMLS
-from modernbert_train.errors import ConfigError
+from modernbert_train.core.text import plural
+from modernbert_train.distributed.launched import from_launcher, refuse_ranks
+from modernbert_train.distributed.run_jobs import Failure, Failures, raise_failures
+from modernbert_train.errors import ConfigError, RunError, StoppedEarly
 
 
 def finetune(parser: argparse.ArgumentParser) -> Call:
@@ -71,8 +73,7 @@ def _finetune(options: argparse.Namespace) -> None:
     if options.out is None and options.retry:
         raise ConfigError("--retry: is for many runs. Add --out, or start a single one again without it.")
     if options.out is not None:
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            raise ConfigError("--out starts separate processes. Start one command, without torchrun.")
+        refuse_ranks("finetune --out")
         from modernbert_train.evaluate.suite.run import finetune_many
 
         finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides, retry=options.retry)
@@ -81,11 +82,23 @@ def _finetune(options: argparse.Namespace) -> None:
     from modernbert_train.report.progress import stage
     from modernbert_train.weights.names import look_up
 
-    check_before(tasks[0], overrides)
+    runs = [[*overrides, f"seed={seed}"] for seed in dict.fromkeys(options.seeds or ())] or [overrides]
+    folders = [check_before(tasks[0], models[0], words) for words in runs]
+    if len({*folders}) < len(runs):
+        raise ConfigError(f"name={folders[0].name}: each of several runs has its own. Leave it out, or --seeds.")
     look_up(named_model(models[0]).source)
     stage("loading torch and Composer")
     with many_imports():
         from modernbert_train.train.finetune import finetune
 
-    for seed in options.seeds or [None]:
-        finetune(tasks[0], models[0], [*overrides, *([] if seed is None else [f"seed={seed}"])])
+    failed = Failures()
+    for words, folder in zip(runs, folders, strict=True):
+        try:
+            finetune(tasks[0], models[0], words)
+        except RunError as error:
+            if len(runs) == 1 or isinstance(error, StoppedEarly) or from_launcher("WORLD_SIZE", 1) > 1:
+                raise  # of several ranks, the others may wait for this one
+            print(f"{folder.name}: failed, exit code {error.exit_code}: {error}", flush=True)
+            failed[folder.name] = Failure(error.exit_code, str(error), folder)
+    counted = f"{len(failed)} of {plural(len(runs), 'run')}"
+    raise_failures(failed, counted=counted, remedy="The same command repeats what failed")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.cli.arguments import MODEL, named_checkpoint, named_model, read_run, with_licence, with_run
 from modernbert_train.cli.parser import Call, positive, whole
 from modernbert_train.core.text import printable
+from modernbert_train.distributed.launched import refuse_ranks
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.resolve import resolve
 
@@ -47,8 +47,7 @@ def _evaluate_suite(options: argparse.Namespace) -> None:
     models = [word for word in options.run if word not in overrides]
     if not models:
         raise ConfigError(f"eval {' '.join(overrides)}: names no model. Name a run, a checkpoint or a folder.")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ConfigError("eval --suite starts separate processes. Start one command, without torchrun.")
+    refuse_ranks("eval --suite")
     from modernbert_train.evaluate.suite.run import evaluate_suite
 
     own = {"dry_run": options.dry_run, "retry": options.retry}

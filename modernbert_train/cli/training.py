@@ -10,6 +10,7 @@ from modernbert_train.cli.arguments import is_run, many_imports, read_run, with_
 from modernbert_train.cli.parser import Call
 from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.text import plural, printable
+from modernbert_train.distributed.launched import from_launcher
 from modernbert_train.errors import ConfigError, StorageError
 
 
@@ -23,7 +24,7 @@ def train(parser: argparse.ArgumentParser) -> Call:
 def _train(options: argparse.Namespace) -> None:
     from modernbert_train.plan.resolve import resolve_alone, with_later_mistakes
 
-    with with_later_mistakes():
+    with with_later_mistakes(from_launcher("WORLD_SIZE", 1)):
         config = read_run(options.run)
     from modernbert_train.report.progress import stage
 

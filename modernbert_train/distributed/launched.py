@@ -14,7 +14,8 @@ BLAMED = "MODERNBERT_TRAIN_BLAMED"  # set by a job file: a file to receive the n
 LEFT = "left"  # follows the process id in a heartbeat file: the rank has left and may take its time to end
 
 
-_LEFT_OVER = "Unset it (`unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE`), or start with `launch` or torchrun."
+_UNSET = "Unset it (`unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE`)"
+_LEFT_OVER = f"{_UNSET}, or start with `launch` or torchrun."
 
 
 def from_launcher(name: str, default: int) -> int:
@@ -29,6 +30,19 @@ def from_launcher(name: str, default: int) -> int:
     if not text.isdecimal():
         raise ConfigError(f"{name}={text!r} in the environment: a launcher sets a whole number. {_LEFT_OVER}")
     return int(text)
+
+
+def refuse_ranks(command: str) -> None:
+    """Refuse to start a command of one process as several ranks. `command`: its name in the message.
+
+    Raises:
+        ConfigError: a launcher started this process, or its variables are left over.
+    """
+    if (world := from_launcher("WORLD_SIZE", 1)) > 1:
+        raise ConfigError(
+            f"WORLD_SIZE={world} in the environment: {command} is one process, which starts others itself. {_UNSET}, "
+            "or start it without torchrun."
+        )
 
 
 def check_launch_variables() -> None:

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from modernbert_train.core.text import printable
+from modernbert_train.core.text import plural, printable
 from modernbert_train.distributed.stop_signals import handled_by
-from modernbert_train.errors import StoppedEarly
+from modernbert_train.errors import RunError, StoppedEarly
 
 _FOLLOW = Path(__file__).with_name("follow.py")
 _POLL_SECONDS = 0.1
@@ -47,6 +47,26 @@ class Job:
     log: Path
     orphaned: signal.Signals = signal.SIGKILL
     pass_fds: Sequence[int] = ()
+
+
+class Failure(NamedTuple):
+    """A run, or another part of a table, that did not end well.
+
+    Attributes:
+        exit_code: of its process; negative: the number of the signal that killed it.
+        message: the last error in its log.
+        log: the file, or the folder of a run without one.
+    """
+
+    exit_code: int
+    message: str
+    log: Path
+
+    def __str__(self) -> str:
+        return f"failed with exit code {self.exit_code}: {self.message}"
+
+
+Failures = dict[str, Failure]  # by name of the run or part
 
 
 def environments(
@@ -179,3 +199,42 @@ def newest_line(log: Path) -> str:
         file.seek(max(0, log.stat().st_size - 4096))
         lines = file.read().decode("utf-8", "replace").split("\n")
     return printable(next((line.strip() for line in reversed(lines) if line.strip()), ""))[:200]
+
+
+def raise_failures(
+    failed: Mapping[str, Failure],
+    out: Path | None = None,
+    *,
+    stopped: bool = False,
+    counted: str | None = None,
+    remedy: str = "Add --retry to repeat what failed",
+) -> None:
+    """Raise the error that the program ends with: 75 after a stop, else the code of the first failure.
+
+    Args:
+        failed: by name.
+        out: folder of the runs, named after a stop.
+        stopped: True after a stop.
+        counted: the number of failures in words; None: as runs.
+        remedy: how to repeat them.
+
+    Raises:
+        StoppedEarly: a signal came, and the runs have saved.
+        RunError: some of them failed; names each with its log.
+    """
+    names: dict[Failure, list[str]] = {}
+    for name, failure in failed.items():
+        names.setdefault(failure, []).append(name)
+    lines = [
+        f"  {', '.join(own)}: exit code {one.exit_code}; {one.log}\n    {one.message}" for one, own in names.items()
+    ]
+    message = ""
+    if lines:
+        head = f"{counted or plural(len(failed), 'run')} failed; all others are kept. {remedy}:"
+        message = "\n".join([head, *lines])
+    if stopped:
+        raise StoppedEarly("\n".join(filter(None, [f"{out}: stopped. The same command resumes.", message])))
+    if message:
+        failure, code = RunError(message), next(iter(failed.values())).exit_code
+        failure.exit_code = code if code > 0 else RunError.exit_code
+        raise failure

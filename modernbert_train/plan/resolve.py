@@ -50,11 +50,12 @@ if TYPE_CHECKING:
 FORMAT = 1
 HANDED_OVER = "MODERNBERT_TRAIN_RESOLVED"  # set by `hand_over`: digest of the resolved run, and the GPU that it fits
 Look = Callable[[], object]
-Purpose = Literal["train", "join", "submit", "plan", "assume", "measure", "use"]
+Purpose = Literal["train", "join", "sweep", "submit", "plan", "assume", "measure", "use"]
 # the checks of each use of a run
 LOOKS: dict[Purpose, tuple[str, ...]] = {
     "train": ("data", "store", "packages", "memory", "folder"),
     "join": ("data", "store", "packages", "memory"),  # a machine of several that need not see the run's folder
+    "sweep": ("data", "store", "packages", "folder"),  # trials of a sweep, some of which may need too much memory
     "submit": ("memory",),  # a job file: the job starts elsewhere
     "plan": ("data if here",),
     "assume": (),  # a plan of assumed documents
@@ -223,13 +224,14 @@ def handed_over(config: RunConfig, num_ranks: int) -> Resolved | None:
 
 
 @contextmanager
-def with_later_mistakes(num_ranks: int = 1) -> Iterator[None]:
+def with_later_mistakes(num_ranks: int | Callable[[RunConfig], int] = 1, purpose: Purpose = "train") -> Iterator[None]:
     """Read a run inside this context: wrong keys or values are reported together with broken rules and missing data.
 
     Messages about a section with a wrong key are left out, since they may follow from it.
 
     Args:
-        num_ranks: processes that would train.
+        num_ranks: processes that would train; a function if the configuration decides.
+        purpose: see `resolve`.
 
     Raises:
         ConfigError: both kinds of mistakes.
@@ -240,15 +242,21 @@ def with_later_mistakes(num_ranks: int = 1) -> Iterator[None]:
         if wrong.rest is None:
             raise
         try:
-            resolve(wrong.rest, num_ranks, fresh=True)  # its folder's run is not compared with half a configuration
+            ranks = num_ranks if isinstance(num_ranks, int) else num_ranks(wrong.rest)
+            # its folder's run is not compared with half a configuration
+            resolve(wrong.rest, ranks, purpose=purpose, fresh=True)
         except RunError as later:
             there = "|".join(map(re.escape, wrong.sections))
-            messages = re.split(r"\n(?! )", str(later))
-            others = [each for each in messages if not re.search(rf"(?<![\w.])({there})\b", each)]
+            others = [each for each in messages_of(later) if not re.search(rf"(?<![\w.])({there})\b", each)]
             raise ConfigError("\n".join([str(wrong), *others])) from None
         except Exception:  # a rule that cannot be applied to half a configuration must not hide the wrong keys
             raise wrong from None
         raise
+
+
+def messages_of(error: RunError) -> list[str]:
+    """Return the mistakes that `resolve` raised together; some have lines of details."""
+    return re.split(r"\n(?! )", str(error))
 
 
 def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:

@@ -12,10 +12,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.checkpoints.results import keep_result
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.core.files import errors_to
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.best import Outcome, find_outcome, remove_others
@@ -26,21 +26,22 @@ from modernbert_train.evaluate.finetune.result import ADAPTER, PREDICTIONS, RESU
 from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import (
     FROZEN,
-    SEED,
     UNTRAINED,
     Named,
+    as_run,
     as_trained,
     asked,
+    check_run,
     named_model,
     read_task,
-    run_name,
 )
-from modernbert_train.train.recipes import adamw, first_weights, folder_of, phase, run_of, training_of
+from modernbert_train.train.recipes import adamw, first_weights, held_for_all, phase, run_of, training_of
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import read_vocabulary
-from modernbert_train.weights.adapter import export_adapter
+from modernbert_train.weights.adapter import base_of, export_adapter
 from modernbert_train.weights.export import export_run
 from modernbert_train.weights.formats.classifiers import classifier_format
+from modernbert_train.weights.names import EXPORT
 from modernbert_train.weights.source import Source, open_model
 
 RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
@@ -66,42 +67,46 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     weights = source.checkpoint.weights_hash if source.checkpoint is not None and speaks_for_all() else ""
     task = as_trained(task, named, source.model.hidden_size)
     most = min(task.max_tokens, source.max_tokens, source.model.max_positions or source.max_tokens)
-    seed = next((each.partition("=")[2] for each in reversed(rest) if each.startswith("seed=")), SEED)
-    rest = [f"name={run_name(task_name, model, seed)}", f"seed={SEED}", *rest]
-    folder = folder_of(rest)
-    with source.tokenizer_folder() as tokenizer:
-        prepared = prepare(task, tokenizer, most, folder / SHARDS)
-    config = _run(task, named, source, prepared, folder, rest)
+    rest = as_run(task_name, model, rest)
+    folder = Path(check_run(rest, [model]).folder)
+    with held_for_all(folder):
+        with source.tokenizer_folder() as tokenizer:
+            prepared = prepare(task, tokenizer, most, folder / SHARDS)
+        config = _run(task, named, source, prepared, folder, rest)
+        _say_before(config, task, prepared, overrides)
+        train(config)
+        if speaks_for_all():
+            outcome = _export(config, task, named, source, prepared)
+            write_result(folder / RESULT, task_name, task, wanted, config, prepared, outcome)  # marks it as finished
+            if task.best is not None:
+                remove_others(config, outcome)
+            _keep(source, weights, named, Path(task_name).stem, config, outcome.figures)
+            of = "" if outcome.epoch is None else f"epoch {outcome.epoch}, {outcome.checkpoint.folder.name}: "
+            print(f"{config.name}: {of}{_in_words(outcome.figures, task)}; {folder / RESULT}")
+    return folder / RESULT
+
+
+def _say_before(config: RunConfig, task: TaskConfig, prepared: Prepared, overrides: Sequence[str]) -> None:
     if speaks_for_all():
         for line in (*warnings_of(prepared, task), *_unused(task, overrides)):
             print(f"warning: {line}")
         if (reason := _cannot_export(config)) is not None:
             print(f"warning: the outcome will not be exported: {reason}")
-    train(config)
-    result = folder / RESULT
-    if speaks_for_all():
-        outcome = find_outcome(config, task)
-        if task.best is not None and not math.isfinite(outcome.figures[next(iter(task.validation))][task.best]):
-            print(f"warning: best={task.best}: undefined at every epoch, so the last one counts")
-        if _cannot_export(config) is None:
-            export_run(config, checkpoint=outcome.checkpoint, out=folder / "hf")
-            if task.lora is not None:
-                _export_adapter(outcome.checkpoint, named.source, folder)
-        write_predictions(config, task, prepared, outcome.checkpoint, folder / PREDICTIONS)
-        write_result(result, task_name, task, wanted, config, prepared, outcome)  # last: marks the run as finished
-        if task.best is not None:
-            remove_others(config, outcome)
-        _keep(source, weights, named, Path(task_name).stem, config, outcome.figures)
-        of = "" if outcome.epoch is None else f"epoch {outcome.epoch}, {outcome.checkpoint.folder.name}: "
-        print(f"{config.name}: {of}{_in_words(outcome.figures, task)}; {result}")
-    return result
 
 
-def _export_adapter(found: Checkpoint, base: str, folder: Path) -> None:
-    try:
-        export_adapter(found, base, folder / "hf", folder / ADAPTER)
-    except ConfigError as error:
-        print(f"warning: {error}")
+def _export(config: RunConfig, task: TaskConfig, named: Named, source: Source, prepared: Prepared) -> Outcome:
+    """Export the checkpoint that counts, and write its predictions."""
+    outcome, folder = find_outcome(config, task), Path(config.folder)
+    if task.best is not None and not math.isfinite(outcome.figures[next(iter(task.validation))][task.best]):
+        print(f"warning: best={task.best}: undefined at every epoch, so the last one counts")
+    if _cannot_export(config) is None:
+        export_run(config, checkpoint=outcome.checkpoint, out=folder / EXPORT)
+        if task.lora is not None:
+            with errors_to(lambda text: print(f"warning: no adapter is written: {text}"), ConfigError):
+                base = base_of(source, named.source, untrained=UNTRAINED in named.baseline)
+                export_adapter(outcome.checkpoint, base, folder / EXPORT, folder / ADAPTER)
+    write_predictions(config, task, prepared, outcome.checkpoint, folder / PREDICTIONS)
+    return outcome
 
 
 def _keep(

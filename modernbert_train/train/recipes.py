@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
-from modernbert_train.checkpoints.run_folder import RunFolder
+from modernbert_train.checkpoints.run_folder import BUSY, RunFolder, held
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import write_whole
+from modernbert_train.core.own_files import require_own_files
 from modernbert_train.data.packing import WINDOW
+from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.evaluate.finetune.task import UNTRAINED, Named
 from modernbert_train.weights.source import Source
 
 _MICROBATCH_TOKENS = 16_384
 
 
-def folder_of(overrides: Sequence[str]) -> Path:
-    """Return the folder of the run that `overrides` name."""
-    last = {key: value for key, _, value in (each.partition("=") for each in overrides)}
-    return Path(last.get("runs_folder", RunConfig.__dataclass_fields__["runs_folder"].default)) / last["name"]  # type: ignore[arg-type]
+def held_for_all(folder: Path) -> AbstractContextManager[None]:
+    """Hold the folder of a recipe's run for the whole of a verb, on the rank that writes there.
+
+    Raises:
+        ConfigError, RunError, StorageError: see `held`.
+        DataError: a file in it is a link to elsewhere.
+    """
+    if not speaks_for_all():
+        return nullcontext()
+    require_own_files(folder)
+    return held(folder, BUSY)
 
 
 def first_weights(config: RunConfig) -> str:
@@ -44,7 +55,7 @@ def run_of(
     tokenizer: Path,
     texts: int,
 ) -> RunConfig:
-    """Write a recipe's run into a YAML file, and return it.
+    """Write a recipe's run into a YAML file, on the rank that holds its folder, and return it.
 
     Args:
         file: in the folder of the run.
@@ -61,8 +72,10 @@ def run_of(
         "weights": {"init_from": None if UNTRAINED in named.baseline else named.source},
         "compute": {"compile": False},  # compiling takes a minute, in a run of a few minutes
     }
-    write_whole(file, yaml.safe_dump(tree | dict(sections), sort_keys=False))
-    return load_run([file], overrides)
+    with TemporaryDirectory() as own:
+        file = file if speaks_for_all() else Path(own, file.name)
+        write_whole(file, yaml.safe_dump(tree | dict(sections), sort_keys=False))
+        return load_run([file], overrides)
 
 
 def training_of(config: RunConfig) -> dict[str, Any]:

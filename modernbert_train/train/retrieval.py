@@ -30,7 +30,7 @@ from modernbert_train.evaluate.retrieval.recipe import Recipe
 from modernbert_train.evaluate.retrieval.retrieval import in_words, measure_trained
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named, encoder_source
 from modernbert_train.evaluate.retrieval.sentence_model import own_settings, sentence_folder
-from modernbert_train.train.recipes import adamw, first_weights, phase, run_of, training_of
+from modernbert_train.train.recipes import adamw, first_weights, held_for_all, phase, run_of, training_of
 from modernbert_train.train.session import train
 from modernbert_train.vocabulary import copy_tokenizer
 from modernbert_train.weights.export import export_run, own_prompts
@@ -62,12 +62,19 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
     limit = min(source.max_tokens, source.model.max_positions or source.max_tokens)
     if (most := config.max_tokens or limit) > limit:
         raise ConfigError(f"max_tokens={most}: {recipe.model} reads {limit:,} at most. Lower it, or leave it out.")
-    card = _prepare(recipe, source, most, folder / PAIRS, prepare)
-    run = _run(recipe, source, card, most)
-    train(run)
-    if not speaks_for_all():
-        return None
-    export_run(run, out=folder / MODEL, quiet=True)
+    with held_for_all(folder):
+        card = _prepare(recipe, source, most, folder / PAIRS, prepare)
+        run = _run(recipe, source, card, most)
+        train(run)
+        if not speaks_for_all():
+            return None
+        export_run(run, out=folder / MODEL, quiet=True)
+        return _measure(recipe, card, run)
+
+
+def _measure(recipe: Recipe, card: DatasetCard, run: RunConfig) -> Path:
+    """Measure the exported model, and write its result."""
+    config, folder = recipe.config, recipe.folder
     result = folder / RESULT
     figures, about = measure_trained(folder / MODEL, recipe.sets, config, folder)
     counts = read_json(folder / PAIRS / SHARDS / _REPORT)["counts"]

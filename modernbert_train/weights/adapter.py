@@ -5,22 +5,27 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.checkpoints.manifest import CONFIG_YAML
+from modernbert_train.checkpoints.results import run_of
 from modernbert_train.config.classify import LORA_A, LORA_B, LabelledConfig, LoraConfig
 from modernbert_train.core.files import os_errors_as, whole_folder
 from modernbert_train.core.tensor_files import write_tensors
-from modernbert_train.errors import ConfigError, StorageError
+from modernbert_train.errors import ConfigError, RunError, StorageError
 from modernbert_train.models.init import module_of
 from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG
 from modernbert_train.weights.formats.classifiers import Classifiers, classifier_format
 from modernbert_train.weights.formats.config_json import ADAPTER_JSON, CONFIG_JSON
 from modernbert_train.weights.formats.tensors import EMBEDDING, places_of
-from modernbert_train.weights.source import phase_objective, source_of
+from modernbert_train.weights.names import EXPORT
+from modernbert_train.weights.source import Source, open_model, phase_objective, source_of
 
 WEIGHTS = "adapter_model.safetensors"
 _BEGIN = "base_model.model."  # prefix of every name in peft's files
@@ -28,12 +33,50 @@ _BEGIN = "base_model.model."  # prefix of every name in peft's files
 _TASKS = {"class": "SEQ_CLS", "tag": "TOKEN_CLS", "answer": "QUESTION_ANS"}
 
 
+def base_of(source: Source, name: str, *, untrained: bool) -> str:
+    """Return the folder or the id from which peft loads the weights that an encoder started from.
+
+    Args:
+        source: these weights; of a run, one of its exports must hold the same.
+        name: of the model, as the user wrote it.
+        untrained: True if the encoder began with new random weights.
+
+    Raises:
+        ConfigError: nothing that peft could open holds these weights.
+    """
+    if untrained:
+        raise ConfigError(
+            f"it started from new random weights, which are in no file; peft would load it onto the weights of {name}. "
+            f"Use the merged model in {EXPORT}/."
+        )
+    if source.folder.is_file():
+        raise ConfigError(f"peft cannot open {name}. Convert it (`export {name} --out FOLDER`), and start from FOLDER.")
+    if source.checkpoint is None:  # of a run without checkpoints, its export
+        return str(source.folder) if (Path(name) / CONFIG_YAML).is_file() else name
+    step = source.checkpoint.folder
+    exports = [] if (run := run_of(step)) is None else [run / EXPORT, run / f"{EXPORT}-{step.name}"]
+    for export in exports:
+        with suppress(RunError):
+            if _same_encoder(source, open_model(export)):
+                return str(export)
+    raise ConfigError(
+        f"peft cannot open {name}, a run of this program, and its folder has no export of these weights. Write one "
+        f"(`export {name}`); the same command then writes the adapter."
+    )
+
+
+def _same_encoder(source: Source, export: Source) -> bool:
+    ours, theirs = source.weights(), export.weights()
+    encoder = [name for name in ours if module_of(name) == "model"]
+    return all(name in theirs and torch.equal(ours[name], theirs[name]) for name in encoder)
+
+
 def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Path:
     """Write the adapters of a fine-tuned checkpoint, with the heads trained with them, for peft.
 
     Args:
         found: of a run with `objective.lora`.
-        base: the model that the encoder started from, as users of peft load it: a folder or a hub id.
+        base: the model that the encoder started from, see `base_of`.
         merged: the exported model with the adapters merged into its weights; its config.json and tokenizer are copied,
             since the base lacks labels.
         out: the folder; an earlier adapter there is replaced.

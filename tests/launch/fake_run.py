@@ -3,8 +3,8 @@
     python fake_run.py TRIAL.yaml
 
 Its figure is a function of optim.lr. `fake.txt` in the parent folder of the sweep changes its behaviour, line by line:
-`SLOT exit CODE`, `SLOT diverge`, `SLOT silent`, `SLOT slow`. `log.txt` there gets a line for every start, step and end,
-and for every time that two processes use one folder.
+`SLOT exit CODE`, `SLOT diverge`, `SLOT silent`, `SLOT nan`, `SLOT slow`. `log.txt` there gets a line for every start,
+step and end, and for every time that two processes use one folder.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ def main() -> int:
             log.write(f"step {folder.name} {step}\n")
             entry = {"kind": "step", "step": step, "tokens": 100 * step, "loss": 5.0}
             found = {"kind": "validation", "step": step, "tokens": 100 * step, "loss": loss(lr, step)}
+            if ["nan"] in plays and step == STEPS:
+                found["loss"] = float("nan")
             lines = [json.dumps(entry), json.dumps(found)]
             if ["silent"] in plays:
                 lines.pop()

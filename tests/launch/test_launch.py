@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from launch.run import main
+from modernbert_train.__main__ import main as modernbert_train
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.support.jobs import LONG, RUN, SHORT, Job, alive, children, environment, losses
 from tests.support.probed import call_probed
@@ -178,6 +179,31 @@ def test_a_single_rank_is_checked_before_torch_is_loaded(tiny_run: TinyRun, tmp_
     done = call_probed("launch", *tiny_run(f"data.train={tmp_path}/absent"))
     assert done.returncode == 65 and done.stdout.splitlines()[-1] == "loaded:", done.stderr
     assert f"data.train={tmp_path}/absent: no such folder" in done.stderr and not (tmp_path / "runs").exists()
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--ranks", "2", "--nodes", "2", "--rendezvous", "127.0.0.1:1"],
+        ["--ranks", "2", "--nodes", "2", "--on", "slurm"],
+        ["launch.nodes=2", "--ranks", "2", "--on", "slurm"],
+        None,
+    ],
+)
+def test_wrong_keys_are_reported_with_the_rules_of_all_ranks(
+    tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str] | None
+) -> None:
+    """Each other mistake costs a further try; rows that four ranks cannot share cost a place in a queue."""
+    run = tiny_run("optim.lrr=1", "phases.long.batch_rows=6")
+    if words is None:  # torchrun's rank
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        assert modernbert_train(["train", *run]) == 78
+    else:
+        assert main([*run, *words]) == 78
+    said = capsys.readouterr().err
+    assert "Did you mean optim.lr?" in said
+    assert "phases.long: a global batch of 6 rows cannot be divided evenly among 4 ranks" in said
 
 
 @pytest.mark.runs

@@ -70,8 +70,8 @@ def test_from_the_spec_to_the_best_yaml(tiny_run: TinyRun, tmp_path: Path) -> No
 @pytest.mark.runs
 def test_what_becomes_of_trials_that_do_not_finish(tiny_run: TinyRun, tmp_path: Path) -> None:
     """A crash is tried again, a wrong input never, and neither counts as a figure."""
-    plays = ("0 exit 65", "1 exit 70", "2 diverge", "3 silent")
-    sweep = spec(tiny_run(), tmp_path, "trials=5", "attempts=2")
+    plays = ("0 exit 65", "1 exit 70", "2 diverge", "3 silent", "5 nan")
+    sweep = spec(tiny_run(), tmp_path, "trials=6", "attempts=2")
     found = run_fake(sweep, *plays)
     ends = {slot: (len(tries), tries[-1].state, tries[-1].user_attrs.get(REASON)) for slot, tries in found.items()}
     assert ends == {
@@ -81,10 +81,52 @@ def test_what_becomes_of_trials_that_do_not_finish(tiny_run: TinyRun, tmp_path: 
         2: (1, TrialState.PRUNED, "diverged: non_finite at 500 tokens"),
         3: (1, TrialState.FAIL, "finished without recording validation.loss"),
         4: (1, TrialState.COMPLETE, None),
+        5: (1, TrialState.PRUNED, "undefined: validation.loss is not a number"),
     }
     assert [row.state for row in make_rows(Store(make_space(sweep)), Path(sweep.folder))] == [
-        "failed", "complete", "diverged", "failed", "complete",
+        "failed", "complete", "diverged", "failed", "complete", "undefined",
     ]  # fmt: skip
+
+
+@pytest.mark.runs
+def test_failed_trials_end_the_command_with_their_code_and_are_repeated_on_request(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipeline would take a sweep of failures for a success; and with its values a repeated trial is comparable."""
+    sweep, shown = spec(tiny_run(), tmp_path, "attempts=1"), [str(tmp_path / "sweep.yaml"), "--results"]
+    first = run_fake(sweep, "0 exit 65", "1 exit 70")
+    assert main(shown) == 65
+    said = capsys.readouterr().err
+    assert "2 of 3 trials failed; all others are kept. Add --retry to repeat what failed" in said
+    assert f"trial 0: exit code 65; {sweep.folder}/trial-0000/output.txt" in said and "trial 1: exit code 70;" in said
+    assert len(log(sweep, "start")) == 3
+
+    assert run_fake(sweep) == run_fake(sweep) and len(log(sweep, "start")) == 3  # only on request
+    again = run_fake(sweep, retry=True)
+    assert [[each.state for each in tries] for tries in again.values()] == [[TrialState.COMPLETE]] * 3
+    assert [tries[-1].params for tries in again.values()] == [tries[-1].params for tries in first.values()]
+    assert log(sweep, "start").count("trial-0002") == 1 and main(shown) == 0
+    with pytest.raises(SystemExit) as ended:
+        main([*shown, "--retry"])
+    assert ended.value.code == 64
+
+
+@pytest.mark.runs
+def test_a_mistake_of_every_point_is_reported_once_and_leaves_the_name_free(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A night of trials that all end at the same key; after its correction the sweep could not have its name."""
+    file = str(tmp_path / "sweep.yaml")
+    sweep = spec(tiny_run(), tmp_path)
+    for words, code, message in (
+        ("[phases.long.microbatch_tokens=200]", 78, "phases.long.microbatch_tokens=200 is not a multiple"),
+        ("[weights.init_from=nobody]", 65, "nobody: no such folder"),
+        (f"[data.train={tmp_path}/gone]", 65, "gone"),
+    ):
+        assert main([file, f"overrides={words}"]) == code
+        assert message in capsys.readouterr().err
+    assert not Path(sweep.folder, "sweep.db").exists()
+    assert all(tries[-1].state == TrialState.COMPLETE for tries in run_fake(sweep).values())
 
 
 @pytest.mark.runs
@@ -108,12 +150,12 @@ def test_a_full_disk_ends_the_worker_and_no_trial(tiny_run: TinyRun, tmp_path: P
 @pytest.mark.runs
 def test_bad_points_are_refused_before_they_start(tiny_run: TinyRun, tmp_path: Path) -> None:
     """They are reported to the sampler as bad, with `check`'s reason."""
-    space = "{model.num_layers: {choices: [4, 5]}}"
+    space = "{model.num_layers: {choices: [5, 4]}}"  # the first point too, if another is good
     sweep = spec(tiny_run(), tmp_path, "sampler=grid", "trials=null", space=space)
     found = run_fake(sweep)
-    assert found[0][0].state == TrialState.COMPLETE
-    assert found[1][0].state == TrialState.PRUNED and "ends in a local layer" in found[1][0].user_attrs[REASON]
-    assert log(sweep, "start") == ["trial-0000"] and len(found[1]) == 1
+    assert found[1][0].state == TrialState.COMPLETE
+    assert found[0][0].state == TrialState.PRUNED and "ends in a local layer" in found[0][0].user_attrs[REASON]
+    assert log(sweep, "start") == ["trial-0001"] and len(found[0]) == 1
 
 
 @pytest.mark.runs

@@ -28,11 +28,11 @@ def spec(run: Sequence[str], folder: Path, *overrides: str, space: str = SPACE) 
     return load_typed(SweepConfig, [file], overrides)
 
 
-def run_fake(sweep: SweepConfig, *plays: str) -> dict[int, list[Any]]:
+def run_fake(sweep: SweepConfig, *plays: str, retry: bool = False) -> dict[int, list[Any]]:
     """Run a sweep of the fake run to its end; return the attempts at each trial."""
     space = make_space(sweep)
     Path(sweep.runs_folder, "fake.txt").write_text("\n".join(plays))
-    Worker(space, FAKE, sweep.workers).run()
+    Worker(space, FAKE, sweep.workers).run(retry=retry)
     return attempts(space)
 
 

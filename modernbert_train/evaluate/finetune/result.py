@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.core.files import write_whole
+from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
+from modernbert_train.errors import StorageError
 
 RESULT, PREDICTIONS, ADAPTER = "result.json", "predictions.jsonl", "adapter"
 
@@ -48,6 +49,9 @@ def write_figures(
         counts: texts of each split by outcome.
         settings: of the task.
         more: entries of this kind of task alone.
+
+    Raises:
+        StorageError: the disk refuses it.
     """
     content = {
         "task": task,
@@ -63,4 +67,5 @@ def write_figures(
         **more,
         "created_by": f"modernbert-train {__version__}",
     }
-    write_whole(file, json.dumps(content, indent=2) + "\n")
+    with os_errors_as(StorageError, f"{file}: cannot be written", "Free the disk; the same command resumes."):
+        write_whole(file, json.dumps(content, indent=2) + "\n")

@@ -11,24 +11,28 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from modernbert_train.config.check import check
 from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.knob import may
-from modernbert_train.config.load import load_typed
-from modernbert_train.config.schema import RunConfig
+from modernbert_train.config.load import load_run, load_typed
+from modernbert_train.config.schema import VARIANTS, RunConfig
 from modernbert_train.config.tools.finetune import TASK_KEYS, TaskConfig
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import file_name
-from modernbert_train.errors import ConfigError
+from modernbert_train.errors import ConfigError, RunError
 from modernbert_train.evaluate.finetune.kinds import task_problems
 from modernbert_train.evaluate.finetune.read import files_of, first_row
+from modernbert_train.weights.names import look_up
 
 SEED = 1618  # the first of those that ModernBERT was evaluated with
 FROZEN, UNTRAINED = "frozen", "untrained"
 _TASKS = YAMLS / "tasks"
+_OF_MODEL = ("model", "objective", "phases", "evals")  # sections whose keys follow from the model and the texts
 _LARGE = 1024  # width from which a task's `large` counts
 # sections that may change at a restart because others compare them, and that decide the figures all the same
 _DECIDES = ("phases", "evals", "stability")
@@ -79,16 +83,50 @@ def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str
     return task, [each for each in overrides if each not in own]
 
 
-def check_before(name: str, overrides: Sequence[str]) -> None:
-    """Refuse a task whose keys or local files have mistakes, before torch is loaded; of files the first row is read.
+def check_before(name: str, model: str, overrides: Sequence[str]) -> Path:
+    """Refuse a task whose keys, run or local files have mistakes, before torch is loaded; of files one row is read.
+
+    Returns:
+        The folder of the run.
 
     Raises:
-        ConfigError: see `read_task`.
+        ConfigError: see `read_task` and `check_run`.
         DataError: a file is missing, lacks a column or has a broken first line.
     """
-    task, _ = read_task(name, overrides)
+    task, rest = read_task(name, overrides)
+    config = check_run(as_run(name, model, rest), [model])
     for split, path in files_of(task).items():
         first_row(split, path, task)
+    return Path(config.folder)
+
+
+def as_run(task: str, model: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides of a run with its name and seed, which they may set."""
+    seed = next((each.partition("=")[2] for each in reversed(overrides) if each.startswith("seed=")), SEED)
+    return [f"name={run_name(task, model, seed)}", f"seed={SEED}", *overrides]
+
+
+def check_run(overrides: Sequence[str], models: Sequence[str] = ()) -> RunConfig:
+    """Check the overrides of a recipe's run by the rules of every run, before its model and texts are opened.
+
+    Args:
+        overrides: of the run; keys of sections in _OF_MODEL are left to the run itself.
+        models: that it begins with; their runs' plugins may add the optimizer.
+
+    Returns:
+        Another run with these overrides, in the folder of the recipe's run.
+
+    Raises:
+        ConfigError: names every wrong key and broken rule.
+    """
+    optimizer = next((word for word in reversed(overrides) if word.startswith("optim.name=")), "optim.name=adamw")
+    for model in models if optimizer.partition("=")[2] not in VARIANTS["optim"] else ():
+        with suppress(OSError, ValueError, RunError):  # found again when the model is opened
+            look_up(named_model(model).source).described()  # imports its plugins
+    kept = [word for word in overrides if word.partition("=")[0].split(".")[0] not in _OF_MODEL]
+    config = load_run([YAMLS / "quickstart.yaml"], ["optim.name=adamw", *kept])
+    check(config)
+    return config
 
 
 def _is_of_task(key: str) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import random
 import shutil
 from collections import Counter
@@ -28,6 +27,7 @@ from modernbert_train.core.files import ending, os_errors_as, values_as, write_o
 from modernbert_train.core.installed import require
 from modernbert_train.core.read_json import read_json
 from modernbert_train.data.read.task_rows import ENDS, table_rows
+from modernbert_train.distributed.launched import refuse_ranks
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.retrieval.beir import beir_folder, training_pairs
 from modernbert_train.evaluate.retrieval.kept import kept_vectors, weights_sha256
@@ -64,10 +64,7 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
     Raises:
         RunError: anything that the user has to fix.
     """
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise ConfigError(
-            f"retrieval mine: WORLD_SIZE={os.environ['WORLD_SIZE']}, and it is one process. Start it alone."
-        )
+    refuse_ranks("retrieval mine")
     config = load_typed(MineConfig, [], overrides)
     if problems := list(mine_problems(config)):
         raise ConfigError("\n".join(problems))

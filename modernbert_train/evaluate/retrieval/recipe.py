@@ -12,7 +12,7 @@ from modernbert_train.core.files import ending
 from modernbert_train.data.read.task_rows import ENDS
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evaluate.finetune.task import run_name
+from modernbert_train.evaluate.finetune.task import check_run, run_name
 from modernbert_train.evaluate.retrieval.beir import BEIR, CORPUS, beir_folder, fetching
 from modernbert_train.evaluate.retrieval.retrieval import read_sets
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named
@@ -68,9 +68,10 @@ def open_recipe(file: str, model: str, overrides: Sequence[str]) -> Recipe:
         DataError: data or model is missing or damaged.
     """
     config, rest = read_recipe(file, overrides)
+    name = config.name or run_name(file, model, config.seed)
+    folder = Path(check_run([f"name={name}", f"runs_folder={config.runs_folder}", *rest], [model]).folder)
     look_up(encoder_named(model).source, config.runs_folder)
     pairs = tuple(tuple(_files(index, name, config)) for index, name in enumerate(config.train))
-    folder = Path(config.runs_folder) / (config.name or run_name(file, model, config.seed))
     _refuse_earlier(folder)
     sets = read_sets(config.evaluate, config) if speaks_for_all() else []
     return Recipe(Path(file).stem, model, config, tuple(rest), pairs, sets, folder)

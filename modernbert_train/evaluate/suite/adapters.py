@@ -6,6 +6,7 @@ import itertools
 import shutil
 from pathlib import Path
 
+from modernbert_train.checkpoints.results import run_of
 from modernbert_train.core.files import os_errors_as, whole_folder
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import file_name, printable
@@ -32,7 +33,8 @@ def gather_adapters(plan: Plan, out: Path) -> None:
             continue
         own = out / ADAPTERS / file_name(label) / file_name(name)
         with os_errors_as(StorageError, f"{made}: cannot be copied to {own}", remedy, *damage):
-            if (other := read_json(made / ADAPTER_JSON)["base_model_name_or_path"]) == base:
+            other, run = read_json(made / ADAPTER_JSON)["base_model_name_or_path"], run_of(Path(base)) or Path(base)
+            if other == base or Path(other).parent == run:  # itself, or an export of it; see `base_of`
                 with whole_folder(own) as new:
                     shutil.copytree(made, new, dirs_exist_ok=True)
             else:

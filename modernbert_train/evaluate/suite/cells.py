@@ -17,17 +17,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from modernbert_train.checkpoints.manifest import newest_step
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.installed import path_of_children
 from modernbert_train.core.read_json import is_count, read_json
-from modernbert_train.core.text import duration, file_name, plural
+from modernbert_train.core.text import duration, file_name
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.gpus import count_gpus
-from modernbert_train.distributed.run_jobs import Job, environments, last_words, newest_line, run_all
-from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
+from modernbert_train.distributed.run_jobs import (
+    Failure,
+    Failures,
+    Job,
+    environments,
+    last_words,
+    newest_line,
+    run_all,
+)
+from modernbert_train.errors import ConfigError, DataError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.shards import DECIDES, DECIDES_IF_SET
 from modernbert_train.evaluate.finetune.task import named_model
@@ -58,26 +66,6 @@ class Cell:
     overrides: tuple[str, ...] = ()
     verb: tuple[str, ...] = ("finetune",)
     texts: str = ""
-
-
-class Failure(NamedTuple):
-    """A run, or another part of a table, that did not end well.
-
-    Attributes:
-        exit_code: of its process; negative: the number of the signal that killed it.
-        message: the last error in its log.
-        log: the file.
-    """
-
-    exit_code: int
-    message: str
-    log: Path
-
-    def __str__(self) -> str:
-        return f"failed with exit code {self.exit_code}: {self.message}"
-
-
-Failures = dict[str, Failure]  # by name of the run or part
 
 
 def read_failures(cells: Sequence[Cell], out: Path) -> Failures:
@@ -263,28 +251,3 @@ def _in_words(result: dict[str, Any]) -> str:
         if not metric.startswith(("baseline/", "num_", "loss")) and (not wanted or metric in wanted)
     ]
     return ", ".join(shown)
-
-
-def raise_failures(failed: Mapping[str, Failure], out: Path, *, stopped: bool) -> None:
-    """Raise the error that the program ends with: 75 after a stop, else the code of the first failure.
-
-    Raises:
-        StoppedEarly: a signal came, and the runs have saved.
-        RunError: some of them failed; names each with its log.
-    """
-    names: dict[Failure, list[str]] = {}
-    for name, failure in failed.items():
-        names.setdefault(failure, []).append(name)
-    lines = [
-        f"  {', '.join(own)}: exit code {one.exit_code}; {one.log}\n    {one.message}" for one, own in names.items()
-    ]
-    message = ""
-    if lines:
-        head = f"{plural(len(failed), 'run')} failed; all others are kept. Add --retry to repeat what failed:"
-        message = "\n".join([head, *lines])
-    if stopped:
-        raise StoppedEarly("\n".join(filter(None, [f"{out}: stopped. The same command resumes.", message])))
-    if message:
-        failure, code = RunError(message), next(iter(failed.values())).exit_code
-        failure.exit_code = code if code > 0 else RunError.exit_code
-        raise failure

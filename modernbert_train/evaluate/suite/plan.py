@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
@@ -24,14 +23,21 @@ from modernbert_train.core.files import errors_to
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError, RunError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
-from modernbert_train.evaluate.finetune.task import FROZEN, asked, labels_of, named_model, read_task, run_name
+from modernbert_train.evaluate.finetune.task import (
+    FROZEN,
+    asked,
+    check_run,
+    labels_of,
+    named_model,
+    read_task,
+    run_name,
+)
 from modernbert_train.evaluate.retrieval.bm25 import BM25, OF_ENCODERS
 from modernbert_train.evaluate.retrieval.recipe import read_recipe
 from modernbert_train.evaluate.retrieval.runs import MODEL
 from modernbert_train.evaluate.suite.cells import Cell, Failure, Failures, forget, log_of
 
 NDCG, MAIN_SCORE = RANKING[0], "main_score"
-_OF_MODEL = ("model.", "objective.", "phases.", "evals.", "plugins")  # sections whose keys are known with the run
 _OWN = ("name", "runs_folder", "seed")  # that differ between the runs
 _SUITES = YAMLS / "suites"
 
@@ -121,6 +127,7 @@ class Plan:
         self._home, self._overrides = home, tuple(overrides)
         # the table is written after every run, and reads every cell
         self._read_task, self._load, self._read_recipe = cache(read_task), cache(load_typed), cache(read_recipe)
+        self._check_run = cache(check_run)
         if len({*self.seeds}) < len(self.seeds):
             raise ConfigError(f"--seeds {' '.join(map(str, self.seeds))}: one is named twice. Name each once.")
         own = [each for each in overrides if each.partition("=")[0] in _OWN]
@@ -136,10 +143,9 @@ class Plan:
         task = self.suite.tasks[name]
         for choice in choices_of(task):
             asked = self.asked_of(name, self.models[0], choice)
-            if task.finetune is not None:
-                rest = self._read_task(self._what(task), self._words(name, choice))[1]
-                rest = [word for word in rest if not word.startswith(_OF_MODEL)]
-                self._load(RunConfig, (YAMLS / "quickstart.yaml",), ("optim.name=adamw", *rest))  # as any run has them
+            if task.trains:
+                read = self._read_recipe if task.finetune is None else self._read_task
+                self._check_run(tuple(read(self._what(task), self._words(name, choice))[1]), tuple(self.models))
         if (config := self.finetuned(name)) is not None:
             splits, metrics = list(config.validation), config.measured
         elif task.mteb is not None:

@@ -9,13 +9,13 @@ from pathlib import Path
 from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig
 from modernbert_train.core.text import plural, printable
+from modernbert_train.distributed.run_jobs import raise_failures
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import SEED, named_model
 from modernbert_train.evaluate.retrieval.bm25 import BM25
 from modernbert_train.evaluate.suite.adapters import ADAPTERS, gather_adapters
 from modernbert_train.evaluate.suite.cells import (
     Failures,
-    raise_failures,
     read_failures,
     refuse_changed,
     run_cells,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,45 @@ def test_many_tasks_are_a_folder_of_adapters_that_peft_loads_one_after_the_other
         torch.testing.assert_close(*states, rtol=0, atol=1e-5)
     assert main(["finetune", str(tmp_path / "tone.yaml"), "--model", str(home / "tone")]) == 65
     assert f"tone: an adapter of {models['modernbert']}, without that model's weights" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(300)
+def test_an_adapter_names_a_base_that_peft_loads_with_the_weights_it_was_trained_on(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run its export, not one of other weights; without a base there is no adapter: peft would not notice."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    task, run = write_task(epochs=1), tmp_path / "first" / "tone"
+    finetune(task, models["bert"], run.parent)
+    finetune(task, run, tmp_path / "a", *LORA)
+    folder = tmp_path / "a" / "tone"
+    named = json.loads((folder / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert named == str(run / "hf")
+    config = AutoConfig.from_pretrained(folder / "adapter")
+    base = AutoModelForSequenceClassification.from_pretrained(named, config=config)
+    adapted = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
+    merged = AutoModelForSequenceClassification.from_pretrained(folder / "hf").eval()
+    ids = torch.randint(8, 60, (3, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, rtol=0, atol=1e-5)
+
+    shutil.rmtree(run / "hf")
+    shutil.copytree(models["bert"], run / "hf")
+    capsys.readouterr()
+    finetune(task, run, tmp_path / "b", *LORA)
+    assert f"no adapter is written: peft cannot open {run}" in capsys.readouterr().out
+    assert (tmp_path / "b/tone/hf").is_dir() and not (tmp_path / "b/tone/adapter").exists()
+    assert main(["export", str(run)]) == 0
+    finetune(task, run, tmp_path / "b", *LORA)
+    assert (tmp_path / "b/tone/adapter").is_dir()
+
+    words = ["--model", f"untrained:{models['bert']}", f"runs_folder={tmp_path}/c", "name=tone", *FAST, *LORA]
+    capsys.readouterr()
+    assert main(["finetune", str(task), *words]) == 0
+    assert "no adapter is written: it started from new random weights" in capsys.readouterr().out
+    assert not (tmp_path / "c/tone/adapter").exists()
 
 
 def test_layers_that_transformers_stores_otherwise(

@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ import yaml
 from modernbert_train.__main__ import main
 from modernbert_train.api import load_model
 from modernbert_train.checkpoints.results import read_results
+from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.config.load import load_run
+from modernbert_train.core.files import lock_now
 from modernbert_train.distributed import bf16
 from tests.support import forked
 from tests.support.finetuning import FAST, finetune, metrics, predictions, weights, write_tags
@@ -239,6 +243,41 @@ def test_two_ranks_give_what_one_gives(
     ours, theirs = (weights(tmp_path / name / "tone") for name in ("two", "one"))
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_folder_is_held_to_the_last_file_and_a_seed_that_fails_stops_no_other(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two commands on one folder mixed one's YAML with the other's checkpoints; a bad seed cost the later ones."""
+    task, runs = write_task(epochs=1), tmp_path / "runs"
+    first, second = (runs / f"tone-bert-{seed}" for seed in (1, 2))
+    free_early = []
+
+    def watch() -> None:
+        while not ((starts := first / "starts.jsonl").exists() and "finished" in starts.read_text()):
+            time.sleep(0.01)
+        while not (first / "result.json").exists():
+            with (first / ".lock").open("a") as lock:
+                free_early.append(lock_now(lock))
+            time.sleep(0.01)
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    words = ["finetune", str(task), "--model", str(models["bert"]), f"runs_folder={runs}", *FAST]
+    assert main([*words, "--seeds", "1"]) == 0
+    watching.join(10)
+    assert free_early and not any(free_early)
+
+    made = (first / "finetune.yaml").read_text()
+    capsys.readouterr()
+    with held(first, ""):
+        assert main([*words, "optim.lr=1e-4", "--seeds", "1", "2"]) == 78
+    said = capsys.readouterr().err
+    assert "1 of 2 runs failed; all others are kept. The same command repeats what failed" in said
+    assert f"tone-bert-1: exit code 78; {first}\n    {first}: in use by process" in said
+    assert (first / "finetune.yaml").read_text() == made and (second / "result.json").exists()
+    assert main([*words, "name=x", "--seeds", "1", "2"]) == 78
+    assert "name=x: each of several runs has its own" in capsys.readouterr().err
 
 
 def test_a_model_of_another_vocabulary_is_refused(

@@ -252,9 +252,17 @@ def test_several_runs_need_a_folder_and_no_launcher(
     at = grid.index("--out")
     assert main([*grid[:at], *grid[at + 2 :]]) == 78
     assert "Add --out" in capsys.readouterr().err
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(grid) == 78
-    assert "without torchrun" in capsys.readouterr().err
+    for words in (
+        grid,
+        ["eval", "m", "--suite", "quick", "--out", "o"],
+        ["retrieval", "mine", "p.tsv", "--model", "m"],
+    ):
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert main(words) == 78
+        assert "is one process" in (said := capsys.readouterr().err) and "start it without torchrun" in said
+        monkeypatch.setenv("WORLD_SIZE", "")  # another program's, of one who has started no ranks
+        assert main(words) == 78
+        assert "WORLD_SIZE='' in the environment" in (said := capsys.readouterr().err) and "`unset RANK" in said
     monkeypatch.delenv("WORLD_SIZE")
     assert main([*grid, "--model", "nobody"]) == 65  # before any run is started
     assert "nobody: no such folder" in capsys.readouterr().err
@@ -272,6 +280,9 @@ def test_several_runs_need_a_folder_and_no_launcher(
     [
         (("lr=-1",), 78, "lr=-1.0: must be above 0"),
         (("train=gone.tsv",), 65, "train=gone.tsv: no such file"),
+        (("optim.lrr=1",), 78, "Did you mean optim.lr?"),
+        (("optim.lr=-1",), 78, "optim.lr=-1.0: must be"),
+        (("name=../../escaped",), 78, "name='../../escaped': a run's name becomes its folder"),
         (("label_column=class",), 65, "line 1: no column 'class' among 'text', 'label'"),
         ((), 65, "no such folder"),  # the model
     ],
@@ -285,6 +296,7 @@ def test_mistakes_in_a_task_and_its_model_are_found_before_torch_is_loaded(
     own = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=own, capture_output=True, text=True)
     assert message in done.stderr and done.stdout.split()[-2:] == [str(code), "False"]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".tsv", ".yaml"} and not (tmp_path / "../escaped").exists()
 
 
 @pytest.mark.slow

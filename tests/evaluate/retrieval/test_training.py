@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.run_folder import held
 from tests.support.beir import BERT, LONGEST, make_encoder, recipe, result_of, words_about
 from tests.support.needs import needs
 from tests.support.paths import ROOT
@@ -31,6 +32,39 @@ def losses(run: Path) -> list[float]:
 def same_weights(one: Path, other: Path) -> bool:
     first, second = (load_file(each / "st/model.safetensors") for each in (one, other))
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.runs
+def test_mistakes_of_the_run_are_found_before_anything_is_written(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pairs were prepared before a wrong key of the run was found, and a suite found it in every cell."""
+    words = ["retrieval", "train", recipe(tmp_path, toy), "--model", str(encoder)]
+    for word, message in (
+        ("optim.lrr=1", "Did you mean optim.lr?"),
+        ("optim.fused=true", "compute.device=cpu"),
+    ):
+        assert main([*words, word, "compute.device=cpu"]) == 78
+        assert message in capsys.readouterr().err
+    suite = {"tasks": {"toy": {"retrieval": "toy.yaml", "keys": {"optim.lrr": 1}}}, "seeds": [1]}
+    (tmp_path / "suite.yaml").write_text(json.dumps(suite))
+    assert main(["eval", str(encoder), "--suite", str(tmp_path / "suite.yaml"), "--out", str(tmp_path / "out")]) == 78
+    assert "tasks.toy: optim.lrr" in capsys.readouterr().err
+    assert not {path.name for path in tmp_path.iterdir()} & {"runs", "out"}
+
+
+@pytest.mark.runs
+def test_a_run_that_another_command_trains_keeps_its_files(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["retrieval", "train", recipe(tmp_path, toy, epochs=1), "--model", str(encoder), "name=mine"]
+    assert main(words) == 0
+    files = [tmp_path / "runs/mine" / name for name in ("retrieval.yaml", "result.json")]
+    made = [file.read_bytes() for file in files]
+    with held(tmp_path / "runs/mine", ""):
+        assert main([*words, "lr=1e-4"]) == 78
+    assert "runs/mine: in use by process" in capsys.readouterr().err
+    assert [file.read_bytes() for file in files] == made
 
 
 ROWS = {
