@@ -49,7 +49,7 @@ test-pythons: venv ## test-quick under the other Pythons that are here, with the
 coverage: venv ## lines that no test reaches; as long as all tests in one process
 	$(PYTHON_IN_VENV) -m pytest --cov --cov-report=term-missing:skip-covered
 
-test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes .venv-cuda of 6 GB; an hour; PART=quick runs in ten minutes what CI does
+test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes .venv-cuda of 6 GB; PART=quick runs in ten minutes what CI does
 	@sh tests/cuda_build/run.sh $(CUDA_VENV) $(PART)
 
 test-gpu: venv ## the tests that need a GPU, on this machine's; minutes

@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 from data_prep.clean.damage import require_little_lost
 from data_prep.clean.documents import TRAIN, VALIDATION, Tally
 from data_prep.clean.fields import as_score
-from data_prep.read.steps import Step, read_tallies
+from data_prep.read.reader_steps import Step, read_tallies
 from data_prep.report import Fingerprint
 from data_prep.tasks.executors import Stage, is_alone
 from data_prep.tasks.progress import Progress

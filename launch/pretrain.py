@@ -113,7 +113,9 @@ def make_parser() -> Parser:
     words = "files or folders of text; with --preset instead KEY=VALUE, keys of its run"
     parser.add_argument("text", nargs="*", metavar="TEXT", help=words)
     much = parser.add_mutually_exclusive_group(required=True)
-    much.add_argument("--hours", type=_hours, metavar="H", help="train about so long; the size follows")
+    much.add_argument(
+        "--hours", type=_hours, metavar="H", help="train for about H hours; the model's size is chosen to fit"
+    )
     much.add_argument("--size", choices=SIZES, help="size of the model; base and large are the published recipes")
     words = "the source of Python's standard library to a small model, in six to eight minutes on 2 cores"
     much.add_argument("--preset", choices=("quickstart",), help=words)
@@ -123,10 +125,10 @@ def make_parser() -> Parser:
     words = "an existing tokenizer, its file or folder, used with its ids; default: one is trained on the text"
     parser.add_argument("--tokenizer", metavar="PATH", help=words)
     parser.add_argument("--gpus", type=positive, metavar="N", help="GPUs that train; default: all of this machine")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of everything; default: pretrained/NAME")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder; default: pretrained/NAME")
     parser.add_argument("--name", help="name of the run; default: the first TEXT's")
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--dry-run", action="store_true", help="write the YAMLs, print the plan, and end")
+    parser.add_argument("--dry-run", action="store_true", help="write the YAMLs, print the plan, and exit")
     return parser
 
 

@@ -6,7 +6,7 @@
     srun --ntasks-per-node=1 modernbert-train launch RUN.yaml             in a Slurm job, on all its machines
     modernbert-train launch RUN.yaml --on slurm --submit                  a job file from the same YAML, submitted
 
-Without these words the YAML's `launch:` section decides; docs/clusters.md tells how. Where neither says how many, one
+Without these options the `launch:` section of the YAML applies (docs/clusters.md). If neither sets a number, one
 machine takes as many of its GPUs as can share every global batch evenly, and prints a note if some stay idle. torch's
 elastic agent starts the ranks and ends them together. A process that torchrun or Composer's launcher started is a rank
 and trains.
@@ -173,7 +173,7 @@ def make_parser() -> Parser:
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="one of several machines, and a free port of it")
     parser.add_argument("--fresh", action="store_true", help="start from scratch; the old folder is moved aside")
     parser.add_argument("--on", choices=TARGETS, help="write a job file for a scheduler instead of starting")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the job file goes; default: standard output")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="output file of the job; default: standard output")
     parser.add_argument("--submit", action="store_true", help="hand the job file to the scheduler's client")
     return parser
 

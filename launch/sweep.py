@@ -3,8 +3,8 @@
     modernbert-train sweep yamls/sweeps/mask_rate.yaml                  # run it, or resume it
     modernbert-train sweep yamls/sweeps/mask_rate.yaml --results        # table, importance, page, best YAML
 
-Every such process is a worker; start as many as you like, on as many machines as share the folder and the storage,
-and stop them as you like. Trials that are stopped or lost resume from their checkpoints. docs/sweeps.md says more.
+Every such process is a worker; start or stop workers at any time, on any machines that share the folder and the
+storage. Trials that are stopped or lost resume from their checkpoints. docs/sweeps.md says more.
 
 Exit codes are the same as for a run: 0 all trials are over, 75 stopped and saved, 78 configuration, 65 data, 74 disk or
 database; of failed trials the code of the first.
@@ -44,7 +44,7 @@ def make_parser() -> Parser:
     parser.add_argument("sweep", nargs="+", metavar="SWEEP [KEY=VALUE]", help="YAML files of the sweep, overrides")
     action = parser.add_mutually_exclusive_group()
     action.add_argument("--results", action="store_true", help="show the results so far; runs nothing")
-    action.add_argument("--worker", action="store_true", help="one worker, which shows nothing at the end")
+    action.add_argument("--worker", action="store_true", help="run one worker without the final summary")
     parser.add_argument("--retry", action="store_true", help="repeat trials that have failed")
     return parser
 

@@ -70,7 +70,7 @@ class StartAgain(RunError):
     exit_code = 75
 
 
-class Halved(StartAgain):
+class OomBackoff(StartAgain):
     """An automatically chosen microbatch did not fit. Its half is recorded, and the same command continues."""
 
 

@@ -20,7 +20,6 @@ from tests.support.paths import ROOT
 
 WORDS = tomllib.loads((ROOT / "tests/words.toml").read_text(encoding="utf-8"))
 FOUND = re.compile("|".join(rf"\b{phrase}" for phrase in WORDS["never"]), re.IGNORECASE)
-REWRITTEN: tuple[str, ...] = ()
 TOPS = ("modernbert_train", "data_prep", "launch", "examples", "benchmarks", "tests")
 OTHERS = [ROOT / name for name in ("README.md", "benchmarks/README.md", "requirements/README.md")]
 
@@ -30,9 +29,7 @@ def strange(text: str) -> list[str]:
     return [text[max(0, found.start() - 40) : found.end() + 20] for found in FOUND.finditer(text)]
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in (*PAGES, *OTHERS) if page.name not in REWRITTEN], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=lambda page: page.name)
 def test_a_page_is_in_the_words_of_the_field(page: Path) -> None:
     assert strange(page.read_text(encoding="utf-8")) == []
 
@@ -45,7 +42,6 @@ def test_help_is_in_the_words_of_the_field() -> None:
 @pytest.mark.runs
 def test_messages_are_in_the_words_of_the_field() -> None:
     files = [path for top in ("modernbert_train", "launch", "data_prep") for path in sorted((ROOT / top).rglob("*.py"))]
-    files = [path for path in files if path.name not in REWRITTEN]
     said = {path: "\n\n".join(_texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
     assert {str(path.relative_to(ROOT)): found for path in files if (found := strange(said[path]))} == {}
 

@@ -33,7 +33,7 @@ from tqdm import tqdm
 from data_prep.clean.documents import Tally
 from data_prep.clean.few_files import FewFiles, records_at_once
 from data_prep.clean.words import PlainWords
-from data_prep.read.steps import RANK, SOURCE
+from data_prep.read.reader_steps import RANK, SOURCE
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import NearDuplicatesConfig, PrepareConfig
 from modernbert_train.data.read.rows import LeftOut

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from data_prep.clean.contamination import evaluations_of
 from data_prep.clean.damage import require_little_lost
 from data_prep.clean.documents import Tally, require_documents, splits_of
-from data_prep.read.steps import Step, read_tallies
+from data_prep.read.reader_steps import Step, read_tallies
 from data_prep.report import Fingerprint, write_report
 from data_prep.tasks.work import Work
 from data_prep.write.workspace import workspace

@@ -132,7 +132,7 @@ def _verified(content: Any, path: Path) -> Manifest:
         raise ValueError("not an object")
     rest = {key: value for key, value in content.items() if key != "xxh3_128"}
     if "xxh3_128" in content and content["xxh3_128"] != _hash(rest):
-        raise ValueError("its content does not have the hash that is in it")
+        raise ValueError("its content does not match its recorded hash")
     schema = content.get("schema")
     if schema not in (_WITHOUT_SLICES, SCHEMA) and type(schema) is int:
         raise StorageError(

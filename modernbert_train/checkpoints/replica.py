@@ -199,7 +199,7 @@ def fetch_newest(settings: CheckpointConfig, folder: Path, say: Callable[[str], 
                 f"{error} No checkpoint is here, and whether one is there cannot be known, so nothing is started from "
                 "zero. Start again when the store answers; or unset checkpoint.copy_to."
             ) from None
-        say(f"warning: the second home cannot be read, so the local checkpoints are used: {error}")
+        say(f"warning: the replica cannot be read, so the local checkpoints are used: {error}")
         return
     for step in sorted(there, reverse=True):
         if newest is not None and step <= newest:

@@ -255,7 +255,7 @@ class RunFolder:
             with values_as(StorageError, f"{self.faults}: damaged; entry {number}", after=_OF_FAULTS):
                 _check_fault(entry)
         if damaged:
-            raise StorageError(f"{self.faults}: damaged; {damaged} lines are no JSON or tell of no step{_OF_FAULTS}")
+            raise StorageError(f"{self.faults}: damaged; {damaged} lines are not JSON or lack a step{_OF_FAULTS}")
         return entries
 
     def rewind_metrics(self, step: int) -> None:

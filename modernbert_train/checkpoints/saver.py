@@ -4,9 +4,9 @@ The step hands over a share of copied tensors and continues. Every rank's thread
 makes the folder first, collects the results of all ranks, and renames the checkpoint. No collective is used. The thread
 hashes, writes and waits for the disk, which all release Python's lock.
 
-All threads end alike: the checkpoint is whole, or all have the same error. `wait` raises it, which training calls on
-all ranks at the same step: before the next checkpoint, at the end, and at the step after a failure, which the ranks
-announce with the numbers of the step (save_requests.py).
+All threads end the same way: the checkpoint is whole, or all have the same error. `wait` raises it, which training
+calls on all ranks at the same step: before the next checkpoint, at the end, and at the step after a failure, which the
+ranks announce with the numbers of the step (save_requests.py).
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class Saver:
         except TimeoutError as error:
             late = ", ".join(key.rpartition("/")[2] for key in error.args[0])
             raise StorageError(
-                f"{final}: cannot write the checkpoint: of rank {late} nothing has come for {seconds:.0f} seconds. "
+                f"{final}: cannot write the checkpoint: rank {late} has sent nothing for {seconds:.0f} seconds. "
                 "Earlier checkpoints are untouched; look at its disk and run the same command again."
             ) from None
         return [as_type(Part, _checked(answer)) for answer in answers]
@@ -266,7 +266,7 @@ class Saver:
         """Write the share of another rank, then wait for rank 0's result."""
         assert self._mailbox is not None
         final, began = folder_of(self._checkpoints, snapshot.step), time.monotonic()
-        answer = self._hear("begun", 2 * self._patience)
+        answer = self._receive("begun", 2 * self._patience)
         try:
             if snapshot.share is not None:
                 snapshot.copied()
@@ -275,11 +275,11 @@ class Saver:
                 self._post(f"part/{self._rank}", asdict(part))
         except BaseException as error:  # as above; rank 0 hands it back with its own "end"
             self._post_error(f"part/{self._rank}", error)
-        self._hear("end", 2 * self._patience + 4 * (time.monotonic() - began))
+        self._receive("end", 2 * self._patience + 4 * (time.monotonic() - began))
         return 0
 
-    def _hear(self, what: str, seconds: float) -> dict[str, Any]:
-        """Return rank 0's message; raises its error."""
+    def _receive(self, what: str, seconds: float) -> dict[str, Any]:
+        """Wait for rank 0's message about the checkpoint and return it; raise the error that it reports."""
         assert self._mailbox is not None
         try:
             (answer,) = self._mailbox.collect([self._key(what)], seconds, self._note_progress)
@@ -320,6 +320,6 @@ def _refuse_not_finite(step: int, parts: Sequence[Part]) -> None:
     if damaged := list(dict.fromkeys(name for part in parts for name in part.not_finite)):
         raise UnstableRun(
             f"step {step}: {len(damaged)} weights or moments are not finite, {damaged[0]} first, so no checkpoint is "
-            "written; those there are untouched and the same command resumes from them. Lower optim.lr if this comes "
-            "again."
+            "written; those there are untouched and the same command resumes from them. Lower optim.lr if this "
+            "happens again."
         )

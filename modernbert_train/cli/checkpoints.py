@@ -39,10 +39,10 @@ def checkpoints(parser: argparse.ArgumentParser) -> Call:
     found["restore"].add_argument("step", type=_step, metavar="STEP", help=_STEP)
     for name in ("list", "verify"):
         found[name].add_argument("--json", action="store_true", help="as JSON, with exact numbers")
-    words = "leave the second home (checkpoint.copy_to) out"
+    words = "leave the replica (checkpoint.copy_to) out"
     for name in ("list", "restore"):
         found[name].add_argument("--local", action="store_true", help=words)
-    found["verify"].add_argument("--copies", action="store_true", help="read those in the second home too")
+    found["verify"].add_argument("--copies", action="store_true", help="read those in the replica too")
     return _call
 
 
@@ -96,7 +96,7 @@ def _verify(options: argparse.Namespace) -> None:
     if wrong:
         raise StorageError(
             f"{len(wrong)} damaged:\n  " + "\n  ".join(wrong) + "\nTraining passes them over; `checkpoints restore` of "
-            "a step brings a whole copy of it back from the second home, if there is one."
+            "a step brings a whole copy of it back from the replica, if there is one."
         )
 
 

@@ -28,7 +28,7 @@ def evaluate(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("--jobs", type=positive, metavar="N", help=words)
     parser.add_argument("--retry", action="store_true", help="with --suite: repeat runs that failed before")
     parser.add_argument(
-        "--dry-run", action="store_true", help="with --suite: print the number of runs and missing data, and end"
+        "--dry-run", action="store_true", help="with --suite: print the number of runs and missing data, and exit"
     )
 
     def call(options: argparse.Namespace) -> None:
@@ -128,11 +128,14 @@ def average(parser: argparse.ArgumentParser) -> Call:
     words = "checkpoints, or runs (their newest checkpoint is used); with --last one run"
     parser.add_argument("checkpoints", nargs="+", metavar="CHECKPOINT", help=words)
     parser.add_argument("--last", type=positive, metavar="K", help="the K newest checkpoints of the run's decay")
-    parser.add_argument("--weights", nargs="+", type=float, metavar="W", help="one for each; default: equal")
+    parser.add_argument(
+        "--weights", nargs="+", type=float, metavar="W", help="one weight per checkpoint; default: equal"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the average")
     parser.add_argument("--how", choices=("mean", "slerp", "ties"), default="mean", help="default: mean")
     parser.add_argument("--base", metavar="CHECKPOINT", help="for ties: the checkpoint that all of them started from")
-    parser.add_argument("--keep", type=float, default=0.2, metavar="SHARE", help="for ties: of each difference (0.2)")
+    words = "for ties: share of each difference to keep (0.2)"
+    parser.add_argument("--keep", type=float, default=0.2, metavar="SHARE", help=words)
     return _average
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from typing import NamedTuple
 
 from modernbert_train.cli.parser import Parser
 from modernbert_train.core.text import did_you_mean, table
 
+PROGRAM = "modernbert-train"  # also under python -m, so that every verb's usage shows one name
 PREPARE, BEFORE, TRAIN, WATCH = "prepare data", "before training", "train", "watch"
 EVALUATE, PUBLISH, FINE_TUNE, DEVELOPER = "evaluate", "publish", "fine-tune", "developer"
 
@@ -139,16 +139,10 @@ optim.lr=1e-3; docs/config.md lists all keys.
 """
 
 
-def program_name() -> str:
-    """Return the program's name as the user typed it."""
-    return "modernbert-train" if os.path.basename(sys.argv[0]) == "modernbert-train" else "python -m modernbert_train"
-
-
 def help_page() -> str:
     """Return the text of `--help`: the verbs by task, and the exit codes."""
     parts = [
-        f"usage: {program_name()} VERB ...\n\n"
-        "Pretrain a ModernBERT-class encoder: raw text to a published Hugging Face model."
+        f"usage: {PROGRAM} VERB ...\n\nPretrain a ModernBERT-class encoder: raw text to a published Hugging Face model."
     ]
     for group in dict.fromkeys(verb.group for verb in VERBS):
         rows = [(f"{verb.name:<13}", verb.summary) for verb in VERBS if verb.group == group]
@@ -173,7 +167,7 @@ def unknown_verb(word: str) -> str:
     if word in REMOVED:
         return f"error: {word}: this verb was removed. {REMOVED[word].now}\n"
     hint = did_you_mean(word, BY_NAME, likeness=0.6) or f" Known: {', '.join(BY_NAME)}."
-    return f"error: {word}: no such verb.{hint} {program_name()} --help lists them by task.\n"
+    return f"error: {word}: no such verb.{hint} {PROGRAM} --help lists them by task.\n"
 
 
 def make_parser(verb: Verb) -> argparse.ArgumentParser:
@@ -182,9 +176,9 @@ def make_parser(verb: Verb) -> argparse.ArgumentParser:
     if verb.is_program:
         parser: argparse.ArgumentParser = importlib.import_module(module).make_parser()
         return parser
-    epilog = f"example:\n  {program_name()} {verb.example}\n"
+    epilog = f"example:\n  {PROGRAM} {verb.example}\n"
     if verb.takes_run:
         epilog += f"\n{_RUN}"
-    parser = Parser(prog=f"{program_name()} {verb.name}", description=f"{verb.summary}.", epilog=epilog)
+    parser = Parser(prog=f"{PROGRAM} {verb.name}", description=f"{verb.summary}.", epilog=epilog)
     parser.set_defaults(call=getattr(importlib.import_module(module), function)(parser))
     return parser

@@ -64,12 +64,12 @@ class AlbertConfig(ModelConfig):
         return self.embedding_size
 
     def layers_at(self, depth: float) -> int:
-        """See `ModelConfig`; every group has the same number of layers, in whole turns."""
+        """See `ModelConfig`; rounded so that every group has the same number of whole turns."""
         turn = self.groups * self.group_layers
         return turn * super().layers_at(depth / turn)
 
     def weights_of(self, part: Literal["attention", "ffn"]) -> tuple[int, ...]:
-        """For each layer, the number of its attention (or feed-forward) from 0; layers that share it have the same."""
+        """Return each layer's index among the distinct attentions (or feed-forwards); equal for layers that share."""
         if self.sharing not in ("all", part):
             return tuple(range(self.num_layers))
         length = self.num_layers // self.groups

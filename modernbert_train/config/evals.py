@@ -122,7 +122,7 @@ class ScoresConfig(EvaluatorConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OtherTextConfig(EvaluatorConfig):
+class HeldoutStreamConfig(EvaluatorConfig):
     """The objective's loss and accuracy on another held-out text than data.validation, such as one stream's."""
 
     name: str = "text"

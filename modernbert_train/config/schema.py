@@ -26,7 +26,7 @@ from modernbert_train.config.contrastive import ContrastiveConfig as Contrastive
 from modernbert_train.config.deberta import DebertaConfig as DebertaConfig
 from modernbert_train.config.distill import DistillConfig as DistillConfig
 from modernbert_train.config.evals import EvaluatorConfig as EvaluatorConfig
-from modernbert_train.config.evals import OtherTextConfig as OtherTextConfig
+from modernbert_train.config.evals import HeldoutStreamConfig as HeldoutStreamConfig
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
 from modernbert_train.config.evals import ScoresConfig as ScoresConfig
 from modernbert_train.config.gemma import GemmaConfig as GemmaConfig
@@ -604,5 +604,5 @@ VARIANTS: dict[str, dict[str, type]] = {
         "muon": MuonConfig,
         "normuon": NorMuonConfig,
     },
-    "evals": {"probe": ProbeConfig, "scores": ScoresConfig, "text": OtherTextConfig},
+    "evals": {"probe": ProbeConfig, "scores": ScoresConfig, "text": HeldoutStreamConfig},
 }

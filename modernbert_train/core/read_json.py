@@ -37,7 +37,7 @@ def parse_json(text: str | bytes, *, finite: bool = True, twice: Collection[str]
     Args:
         text: UTF-8 if it is bytes.
         finite: refuse NaN, infinities and numbers too large for a float; else they become floats.
-        twice: keys that no object may have twice; of any other key the last value counts.
+        twice: keys that an object may have only once; of any other key the last value counts.
 
     Raises:
         ValueError: it is not JSON, not UTF-8, nested too deeply, or has a key of `twice` twice.
@@ -54,7 +54,7 @@ def parse_json(text: str | bytes, *, finite: bool = True, twice: Collection[str]
 def _once(keys: Collection[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs) and (twice := [key for key in keys if sum(key == each for each, _ in pairs) > 1]):
-        raise ValueError(f"the key {twice[0]} stands twice in one object")
+        raise ValueError(f"duplicate key {twice[0]} in one object")
     return found
 
 
@@ -94,7 +94,7 @@ def content_of(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file of any length; a line of more than 16 MB is yielded in parts, which are not JSON.
+    """Yield the lines of a file without reading it whole; a line above 16 MB comes in pieces, which are not JSON.
 
     Raises:
         OSError: as `content_of`.

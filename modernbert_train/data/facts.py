@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from modernbert_train.config.evals import of_kind
-from modernbert_train.config.schema import DataConfig, EvaluatorConfig, OtherTextConfig
+from modernbert_train.config.schema import DataConfig, EvaluatorConfig, HeldoutStreamConfig
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_once import read_once
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, DatasetCard, file_sha256, read_card
@@ -99,7 +99,7 @@ def read_folder(key: str, path: str, data: DataConfig) -> FolderFacts:
 
 def further_folders(evals: Mapping[str, EvaluatorConfig]) -> list[tuple[str, str]]:
     """Return key and path of the folders of other held-out text, which are only evaluated."""
-    return [(f"evals.{name}.shards", settings.shards) for name, settings in of_kind(evals, OtherTextConfig).items()]
+    return [(f"evals.{name}.shards", settings.shards) for name, settings in of_kind(evals, HeldoutStreamConfig).items()]
 
 
 def missing_stream(data: DataConfig) -> str | None:

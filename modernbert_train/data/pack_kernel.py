@@ -67,14 +67,17 @@ def _highest(bits: Ints, most: int, words: int) -> int:
 @_inline
 def wait(chunk: Ints, born: int, state: Ints, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -> None:
     """Add a chunk (epoch, document, start, length) to the waiting ones."""
+    # free slots form a stack, linked by the column that is unused in them: nothing is allocated or moved
     slot, last = state[FREE], len(waiting) - 1
     state[FREE] = waiting[slot, AFTER]
     for column in range(4):
         waiting[slot, column] = chunk[column]
     waiting[slot, BORN] = born
+    # list by age, which is circular through the sentinel: an empty list needs no special case
     before = waiting[last, BEFORE]
     waiting[slot, BEFORE], waiting[slot, AFTER] = before, last
     waiting[before, AFTER] = waiting[last, BEFORE] = slot
+    # list of its need: with its two ends in by_need, best fit takes the youngest of a need without a search
     need = chunk[3] + rule[SPECIAL]
     word, words = need >> 6, rule[WORDS]
     waiting[slot, YOUNGER] = last
@@ -85,6 +88,7 @@ def wait(chunk: Ints, born: int, state: Ints, waiting: Ints, by_need: Ints, bits
     else:
         waiting[slot, OLDER] = last
         by_need[need, OLDEST] = slot
+        # the first of its need: mark it, and its word in the summary, of which a word lets `_highest` skip 4,096 needs
         bits[words + word] |= 1 << (need & 63)
         bits[word >> 6] |= 1 << (word & 63)
     by_need[need, YOUNGEST] = slot
@@ -101,8 +105,10 @@ def _give_out(
     for column in range(4):
         out[num_out, column] = waiting[slot, column]
     need = waiting[slot, LENGTH] + rule[SPECIAL]
+    # by age: the neighbours, one of which may be the sentinel, are joined
     waiting[waiting[slot, BEFORE], AFTER] = waiting[slot, AFTER]
     waiting[waiting[slot, AFTER], BEFORE] = waiting[slot, BEFORE]
+    # by need: the sentinel is shared by all needs and cannot hold their ends, so by_need does
     older, younger = waiting[slot, OLDER], waiting[slot, YOUNGER]
     if older != last:
         waiting[older, YOUNGER] = younger
@@ -112,10 +118,10 @@ def _give_out(
         waiting[younger, OLDER] = older
     else:
         by_need[need, YOUNGEST] = older
-    if older == last and younger == last:
+    if older == last and younger == last:  # the last of its need; its ends in by_need are stale until `wait` sets them
         word, words = need >> 6, rule[WORDS]
         bits[words + word] &= ~(1 << (need & 63))
-        if bits[words + word] == 0:
+        if bits[words + word] == 0:  # the summary's bit stands for 64 needs: it is cleared with the last of them
             bits[word >> 6] &= ~(1 << (word & 63))
     waiting[slot, AFTER] = state[FREE]
     state[FREE] = slot

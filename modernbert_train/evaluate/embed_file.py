@@ -57,15 +57,15 @@ def embed_file(
         StorageError: the disk refuses the vectors; nothing is left of them.
     """
     if ending(texts) not in _ENDS:
-        raise ConfigError(f"{texts}: its end names no format of texts. Give a file that ends in {_ends(_ENDS)}.")
+        raise ConfigError(f"{texts}: unknown file extension. Give a file that ends in {_ends(_ENDS)}.")
     if out.suffix not in _WRITERS:
-        raise ConfigError(f"--out={out}: its end names no format of vectors. Let it end in {_ends(_WRITERS)}.")
+        raise ConfigError(f"--out={out}: unknown file extension. Let it end in {_ends(_WRITERS)}.")
     if out.exists():
         raise ConfigError(f"--out={out}: exists already. Name a file that does not.")
     with _to_disk(out), whole_file(out) as file:  # refused before anything is computed
         total = sum(1 for _ in _texts_of(texts, column))
         if not total:
-            raise DataError(f"{texts}: holds no text. Give one with at least one.")
+            raise DataError(f"{texts}: contains no text. Give a file with at least one.")
         encoder = load_model(model)
         width, room = encoder.config.hidden_size, encoder.max_tokens - 2
         counting, tokens, cut = Counting("texts", total), 0, 0

@@ -14,7 +14,7 @@ from modernbert_train.config.evals import BASELINE, COUNT
 from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     EvaluatorConfig,
-    OtherTextConfig,
+    HeldoutStreamConfig,
     ProbeConfig,
     ScoresConfig,
 )
@@ -49,7 +49,7 @@ EVALUATORS: Rows[type[EvaluatorConfig], type[Evaluator]] = Rows(
     {
         ProbeConfig: "modernbert_train.evaluate.probe:Probe",
         ScoresConfig: "modernbert_train.evaluate.scores:Scores",
-        OtherTextConfig: "modernbert_train.evaluate.heldout_stream:OtherText",
+        HeldoutStreamConfig: "modernbert_train.evaluate.heldout_stream:HeldoutStream",
     },
 )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from modernbert_train.clock import Position
 from modernbert_train.config.evals import BASELINE, COUNT
-from modernbert_train.config.schema import OtherTextConfig
+from modernbert_train.config.schema import HeldoutStreamConfig
 from modernbert_train.core.text import tokens_text
 from modernbert_train.data.facts import read_folder
 from modernbert_train.distributed.compute import Compute
@@ -15,7 +15,7 @@ from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models.encoder import OnEncoder
 
 
-class OtherText:
+class HeldoutStream:
     """See `Evaluator`.
 
     Args:
@@ -27,7 +27,7 @@ class OtherText:
         DataError: the shards cannot be read, or were made with another tokenizer.
     """
 
-    def __init__(self, key: str, settings: OtherTextConfig, texts: HeldOutTexts) -> None:
+    def __init__(self, key: str, settings: HeldoutStreamConfig, texts: HeldOutTexts) -> None:
         folder = read_folder(f"{key}.shards", settings.shards, texts.data)
         self._validation = texts.open(folder)
         self._path = settings.shards

@@ -56,12 +56,12 @@ def matthews(told_N: Tensor, labels_N: Tensor) -> float:
 
 
 def pearson(told_N: Tensor, scores_N: Tensor) -> float:
-    """Pearson's correlation; NaN where all scores are one."""
+    """Pearson's correlation; NaN if all scores are equal."""
     return _correlation(regression.pearson_corrcoef, told_N, scores_N)
 
 
 def spearman(told_N: Tensor, scores_N: Tensor) -> float:
-    """Spearman's correlation of ranks, equal ones sharing theirs; NaN where all scores are one."""
+    """Spearman's correlation of ranks, equal ones sharing theirs; NaN if all scores are equal."""
     return _correlation(regression.spearman_corrcoef, told_N, scores_N)
 
 

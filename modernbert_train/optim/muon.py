@@ -131,7 +131,7 @@ class Muon(StableAdamW):
             return
         for param, parts in zip(group["params"], group["parts"], strict=True):
             if param.ndim != 2 or param.shape[0] % parts:
-                raise ValueError(f"{tuple(param.shape)} weight (Muon): not {parts} matrices one below another.")
+                raise ValueError(f"{tuple(param.shape)} weight (Muon): is not {parts} stacked matrices.")
 
     def _halves(self, groups: Iterable[dict[str, Any]]) -> list[Halves]:
         groups = list(groups)

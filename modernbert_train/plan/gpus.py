@@ -64,7 +64,7 @@ class RunGpus:
 
     @classmethod
     def of_kind(cls, gpu: HasMemory) -> RunGpus:
-        """Return several GPUs of one kind, able to do everything."""
+        """Return GPUs of one kind, without known limits."""
         return gpu if isinstance(gpu, cls) else cls(gpu.label, gpu.memory_bytes, gpu.per_node, gpu.bf16)
 
     @classmethod
@@ -73,7 +73,7 @@ class RunGpus:
         return replace(cls(**tree), lacks=tuple(tree["lacks"]))
 
     def hold_as(self, other: RunGpus, ranks: int) -> bool:
-        """True if a run of so many ranks that fits the others fits these, which are of their kind."""
+        """True if these are of the same kind as the others, and a run of `ranks` ranks that fits there fits here."""
         like = replace(self, memory_bytes=other.memory_bytes, per_node=other.per_node) == other
         shared = self.per_node >= min(ranks, other.per_node)
         return like and shared and self.memory_bytes > _OF_DRIVER * other.memory_bytes

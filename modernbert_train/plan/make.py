@@ -33,7 +33,7 @@ from modernbert_train.plan.memory_fit import configured_memory, predicts
 from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.speed import StepTime, Work, step_time
 from modernbert_train.plan.speed_settings import on_gpu
-from modernbert_train.plan.steps import StepRange, crossings, step_ranges, validations
+from modernbert_train.plan.step_counts import StepRange, crossings, step_ranges, validations
 from modernbert_train.plan.teacher import teacher_flops
 
 

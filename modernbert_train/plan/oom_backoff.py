@@ -1,7 +1,7 @@
 """After running out of memory, halve an automatically chosen microbatch on all ranks, permanently.
 
-The rank that runs out of memory notes the half in the run's folder and raises `Halved`. The others may be waiting for
-it in a collective, and end with it (distributed/fail_together.py). Then all start again: a single rank by itself,
+The rank that runs out of memory notes the half in the run's folder and raises `OomBackoff`. The others may be waiting
+for it in a collective, and end with it (distributed/fail_together.py). Then all start again: a single rank by itself,
 several by the launcher. Dropout is keyed by the index of a microbatch, so the half is taken only before a checkpoint
 contains a step of the phase: nothing that was trained with the larger microbatch is kept.
 """
@@ -17,9 +17,9 @@ from modernbert_train.config.auto import microbatch_key
 from modernbert_train.config.schema import PhaseConfig
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import is_count, read_json
-from modernbert_train.errors import ConfigError, Halved, StorageError
+from modernbert_train.errors import ConfigError, OomBackoff, StorageError
 
-HALVED = "halved.json"
+BACKOFF_FILE = "halved.json"
 _FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # in errors of torch, Triton and NVIDIA's libraries
 
 
@@ -27,7 +27,7 @@ def read_backoff(folder: Path) -> dict[str, int]:
     """Read which microbatches were halved in a run's folder: tokens by dotted key; a damaged note counts as none."""
     noted = None
     with suppress(OSError, ValueError):
-        noted = read_json(folder / HALVED)
+        noted = read_json(folder / BACKOFF_FILE)
     found = noted if isinstance(noted, dict) else {}
     return {key: tokens for key, tokens in found.items() if is_count(tokens) and tokens > 0}
 
@@ -46,7 +46,7 @@ def is_full(error: BaseException) -> bool:
     return any(word.lower() in str(error).lower() for word in _FULL)
 
 
-def halve(folder: Path, phase: str, given: PhaseConfig, now: PhaseConfig) -> Halved | ConfigError | None:
+def halve(folder: Path, phase: str, given: PhaseConfig, now: PhaseConfig) -> OomBackoff | ConfigError | None:
     """Note half of a phase's microbatch, and return the error to raise; None if it must not change.
 
     Args:
@@ -64,9 +64,11 @@ def halve(folder: Path, phase: str, given: PhaseConfig, now: PhaseConfig) -> Hal
             f"compute.activation_checkpointing=true, lower phases.{phase}.row_tokens, or take a larger GPU."
         )
     half = now.microbatch_rows // 2 * now.row_tokens
-    file = folder / HALVED
+    file = folder / BACKOFF_FILE
     remedy = f"Set {key}={half}, which does not fit as it was."
     with os_errors_as(StorageError, f"{file}: cannot be written", remedy, ValueError):
         noted = read_json(file) if file.exists() else {}
         write_whole(file, json.dumps({**noted, key: half}) + "\n")
-    return Halved(f"{key}={now.tokens_at_once} does not fit the memory of this GPU: all ranks start again with {half}")
+    return OomBackoff(
+        f"{key}={now.tokens_at_once} does not fit the memory of this GPU: all ranks start again with {half}"
+    )

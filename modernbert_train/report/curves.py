@@ -22,7 +22,7 @@ from modernbert_train.core.read_json import number, open_file, parse_object, rea
 from modernbert_train.core.text import shorten
 from modernbert_train.errors import DataError
 from modernbert_train.report.effective import cost_of
-from modernbert_train.report.steps import NAN, NUMBERS, StepRecord, Steps
+from modernbert_train.report.step_samples import NAN, NUMBERS, StepRecord, Steps
 
 _MAX_FIGURE = 1e100  # an axis cannot show more
 _MAX_COUNT = 1e18  # of steps and tokens

@@ -56,7 +56,9 @@ def dataset_stats(folder: Path) -> dict[str, Any]:
     report = folder / PREPARE_REPORT
     splits = [folder] if (folder / CARD).exists() else sorted(path.parent for path in folder.glob(f"*/{CARD}"))
     if not splits:
-        raise DataError(f"{folder}: no run, and no dataset of `prepare` or split of one. Correct the path.")
+        raise DataError(
+            f"{folder}: neither a run nor a dataset written by `prepare` (or a split of one). Correct the path."
+        )
     remedy = "Prepare the data again with --overwrite."
     with os_errors_as(DataError, f"{report}: cannot be read", remedy, ValueError, KeyError, TypeError):
         sources = read_json(report)["sources"] if report.exists() else {}

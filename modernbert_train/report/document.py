@@ -29,7 +29,7 @@ from modernbert_train.report.curves import Following, History, state_of
 from modernbert_train.report.data import pictures, read_data
 from modernbert_train.report.listing import in_use, run_state
 from modernbert_train.report.samples import read_samples
-from modernbert_train.report.steps import NAN, ROUGH, as_json, means, thin
+from modernbert_train.report.step_samples import NAN, ROUGH, as_json, means, thin
 from modernbert_train.report.summary import Newest, figures, progress_tiles, spent_in, tiles, warnings
 from modernbert_train.report.tables import MAX_FIGURES, run_tables
 

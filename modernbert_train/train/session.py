@@ -43,7 +43,7 @@ from modernbert_train.distributed.group import (
 from modernbert_train.distributed.read_per_node import read_once_per_node
 from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.distributed.transport import warn_of_slow_network
-from modernbert_train.errors import DataError, Halved, StoppedEarly, StorageError
+from modernbert_train.errors import DataError, OomBackoff, StoppedEarly, StorageError
 from modernbert_train.plan.oom_backoff import halve, is_full
 from modernbert_train.plan.resolve import Resolved, close_for_gpus, handed_over, resolve
 from modernbert_train.plan.speed_settings import gpus_of_run
@@ -80,17 +80,17 @@ def train(
         resolved: the run as resolved by a caller with a single rank; None: rank 0 resolves it for all.
 
     Raises:
-        RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint; Halved
-            if several ranks must be started again.
+        RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint;
+            OomBackoff if several ranks must be started again.
     """
     while True:
         try:
             _start(config, callbacks, resolved, fresh=fresh)
             return
-        except Halved as halved:
+        except OomBackoff as backoff:
             if num_ranks() > 1:
                 raise
-            print(halved, file=sys.stderr, flush=True)
+            print(backoff, file=sys.stderr, flush=True)
         fresh = False  # the halved microbatch is noted in the folder, which must not be moved aside
         gc.collect()  # frees the trainer that ran out of memory; its parts reference each other
         torch.cuda.empty_cache()

@@ -40,7 +40,7 @@ def import_model(file: Path) -> tuple[str, list[str]]:
     objective = "rtd" if detects else ORDERS[described.order]
     ours: dict[str, Any] = {"model": asdict(model), "objective": {"name": objective}}
     notes = [
-        "data, phases, optim: not in a config.json; take them from a file in yamls/",
+        "data, phases, optim: not in a config.json; take them from a run that `init run NAME` prints",
         "model: keys that only concern training, such as dropout of attention probabilities, have the defaults",
     ]
     if detects:

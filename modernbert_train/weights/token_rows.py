@@ -5,9 +5,10 @@ tokenizer cuts its text into (Gee et al. 2022, "Fast Vocabulary Transfer", arXiv
 cannot spell it, as the mean of the rows of all ordinary tokens. The decoder's biases are averaged the same way, so the
 logit of a new token is the mean of its pieces' logits: it is never likelier than the likeliest of them.
 
-Tokens are compared by their text, however a tokenizer writes it. `spoken` converts spellings to one form, the bytes of
-the text with the space before them: "Ġthe" of byte-level tokenizers, "▁the" of SentencePiece, and "the" of WordPiece,
-whose "##the" continues a word. Special tokens are matched by name, then by their role in tokenizer_config.json.
+Tokens are compared by their text, however a tokenizer writes it. `token_bytes` converts spellings to one form, the
+bytes of the text with the space before them: "Ġthe" of byte-level tokenizers, "▁the" of SentencePiece, and "the" of
+WordPiece, whose "##the" continues a word. Special tokens are matched by name, then by their role in
+tokenizer_config.json.
 
 Shape legend: V rows of the new table, W rows of the old one, P pieces of all new rows, D numbers in a row.
 """
@@ -92,20 +93,20 @@ def token_rows(old_folder: Path, new_folder: Path, old_rows: int, new_rows: int)
     """
     old, new = _Spelling(old_folder), _Spelling(new_folder)
     roles = _roles(old_folder, new_folder)
-    known = {spoken: i for token, i in sorted(old.ids.items(), key=lambda each: -each[1])
-             for spoken in [old.spoken(token)] if token not in old.special}  # fmt: skip
+    known = {text_bytes: i for token, i in sorted(old.ids.items(), key=lambda each: -each[1])
+             for text_bytes in [old.token_bytes(token)] if token not in old.special}  # fmt: skip
     cut = _cutter(old, known)
     pieces: list[list[int]] = [[] for _ in range(new_rows)]
     for token, i in new.ids.items():
         if token in new.special:
             found = old.ids.get(token, roles.get(token))
             pieces[i] = [] if found is None else [found]
-        elif new.kind == old.kind and token in old.ids and new.spoken(token) == old.spoken(token):
+        elif new.kind == old.kind and token in old.ids and new.token_bytes(token) == old.token_bytes(token):
             pieces[i] = [old.ids[token]]
-        elif (spoken := new.spoken(token)) in known:
-            pieces[i] = [known[spoken]]
+        elif (text_bytes := new.token_bytes(token)) in known:
+            pieces[i] = [known[text_bytes]]
         else:
-            pieces[i] = cut(spoken, new.marks_spaces)
+            pieces[i] = cut(text_bytes, new.marks_spaces)
     taken, spare = {*new.ids.values()}, {*range(old_rows)} - {*old.ids.values()}
     for i in range(new_rows):
         if i not in taken and i in spare:
@@ -149,7 +150,7 @@ class _Spelling:
         """True if the tokenizer marks spaces, so a token without one continues a word."""
         return self.kind in (_BYTE_LEVEL, _SENTENCE_PIECE)
 
-    def spoken(self, token: str) -> bytes:
+    def token_bytes(self, token: str) -> bytes:
         """Return the bytes of a token's text, with a leading space if it begins a word."""
         if self.kind == _BYTE_LEVEL and token not in self._added:
             codes = [_BYTE_OF.get(character) for character in token]
@@ -169,11 +170,11 @@ def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool
     dropped = {old.ids[token] for token in old.special} | {old.ids.get(old.unknown or "", -1)}
     inside = {i: old.ids.get(f"{_INSIDE}{token}", i) for token, i in old.ids.items()} if old.kind == _WORD_PIECE else {}
 
-    def cut(spoken: bytes, marks_spaces: bool) -> list[int]:
+    def cut(text_bytes: bytes, marks_spaces: bool) -> list[int]:
         try:
-            text = spoken.decode()
+            text = text_bytes.decode()
         except UnicodeDecodeError:  # a part of a character
-            return [known[bytes([byte])] for byte in spoken if bytes([byte]) in known]
+            return [known[bytes([byte])] for byte in text_bytes if bytes([byte]) in known]
         if old.kind == _SENTENCE_PIECE:  # its encode would put a space before the text
             found = [piece.id for piece in old.tokenizer.model.tokenize(text.replace(" ", _SPACE))]
         else:

@@ -35,7 +35,7 @@ def test_copied_listed_rolled_back_and_brought_back(
     run.set_config(replace(run.config, checkpoint=settings))
     shutil.rmtree(run.at(100))
     said = run.says("list", run.folder)
-    assert said.count(" yes ") == 5 and "second home only" in said
+    assert said.count(" yes ") == 5 and "replica only" in said
     assert run.says("verify", run.folder, "--copies").count(": valid") == 5
 
     run.flip(300)

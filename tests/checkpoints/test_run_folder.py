@@ -153,7 +153,7 @@ FAULT = {"step": 4, "tokens_before": 30, "tokens": 40, "fault": "spike", "action
     ("line", "message"),
     [
         (bytes(range(256)), "1|2 lines are no JSON"),
-        (b"[]", "1 lines are no JSON or tell of no step"),
+        (b"[]", "1 lines are not JSON or lack a step"),
         (b"[" * 100_000, "1 lines are no JSON"),
         *(
             (json.dumps({k: v for k, v in FAULT.items() if k != key}).encode(), rf"entry 2: {key}: expected")
@@ -162,7 +162,7 @@ FAULT = {"step": 4, "tokens_before": 30, "tokens": 40, "fault": "spike", "action
         (json.dumps(FAULT | {"action": []}).encode(), "entry 2: action: expected text, found list"),
         (json.dumps(FAULT | {"tokens_before": "30"}).encode(), "entry 2: tokens_before: expected a whole number"),
         (json.dumps(FAULT | {"to": "../.."}).encode(), "entry 2: to: expected the name of a checkpoint"),
-        (json.dumps(FAULT | {"step": 1e308}).encode(), "1 lines are no JSON or tell of no step"),
+        (json.dumps(FAULT | {"step": 1e308}).encode(), "1 lines are not JSON or lack a step"),
     ],
 )
 def test_a_damaged_record_of_faults_ends_the_start_with_its_name(tiny_run: TinyRun, line: bytes, message: str) -> None:

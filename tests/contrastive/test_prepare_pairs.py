@@ -206,4 +206,4 @@ def test_damaged_rows_are_counted_if_the_spec_says_so(
     assert prepare_pairs(*asked, "on_error=skip", "max_left_out=0.1") == 0
     assert "2 damaged" in capsys.readouterr().out
     dropped = json.loads((tmp_path / "out/pairs_report.json").read_text())["first_dropped"]
-    assert "the key query stands twice" in dropped["not_json"][0] and dropped["not_utf8"]
+    assert "duplicate key query" in dropped["not_json"][0] and dropped["not_utf8"]

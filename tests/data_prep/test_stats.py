@@ -56,7 +56,7 @@ def test_table_and_json_agree_with_the_shards(
 def test_folder_without_a_dataset(tmp_path: Path, tiny_data: Path, tiny_run: TinyRun, capsys: Any) -> None:
     """It is named, and a run's words are not taken for a dataset's."""
     assert main(["inspect", str(tmp_path)]) == 65
-    assert f"{tmp_path}: no run, and no dataset of `prepare`" in capsys.readouterr().err
+    assert f"{tmp_path}: neither a run nor a dataset written by `prepare`" in capsys.readouterr().err
     for words in ([str(tiny_data / "train"), "--rows", "1"], [str(tiny_data / "train"), *tiny_run()]):
         assert main(["inspect", *words]) == 78
         assert "is a folder of data" in capsys.readouterr().err

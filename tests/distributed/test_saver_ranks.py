@@ -180,7 +180,7 @@ def one_fails(folder: Path, how: str) -> tuple[str, str, list[str]]:
     [
         ("full", "StorageError", "step-00000002: cannot write the checkpoint (No space left on device)"),
         ("first", "StorageError", "step-00000002: cannot write the checkpoint (No space left on device)"),
-        ("late", "StorageError", "of rank 1 nothing has come for"),
+        ("late", "StorageError", "rank 1 has sent nothing for"),
         ("nan", "UnstableRun", "weights or moments are not finite"),
     ],
 )

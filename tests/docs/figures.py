@@ -35,24 +35,30 @@ class Figure(NamedTuple):
 
 
 @cache
-def plan_lines(*words: str) -> list[str]:
-    """Run `modernbert-train plan` in the repository and return the lines before the first empty one."""
+def plan_of(recipe: str) -> str:
+    """Run `modernbert-train plan` for a recipe on 8 H100 and return its output."""
     printed = StringIO()
     with redirect_stdout(printed):
-        assert main(["plan", *words]) == 0
-    return printed.getvalue().partition("\n\n")[0].splitlines()
+        assert main(["plan", str(ROOT / f"yamls/recipes/{recipe}.yaml"), "--ranks", "8", "--gpu", "h100"]) == 0
+    return printed.getvalue()
 
 
 def planned(recipe: str, pattern: str) -> Callable[[], str]:
     """Return a source: a pattern's group in the summary of a recipe's plan on 8 H100."""
 
     def source() -> str:
-        text = "\n".join(plan_lines(str(ROOT / f"yamls/recipes/{recipe}.yaml"), "--ranks", "8", "--gpu", "h100"))
+        text = plan_of(recipe).partition("\n\n")[0]
         found = re.search(pattern, text)
         assert found, f"{pattern} is not in the plan of {recipe}:\n{text}"
         return found[1]
 
     return source
+
+
+def scaling() -> str:
+    """Return the scaling table of base's plan: its header, and the rows of two clusters."""
+    section = plan_of(BASE).partition("Scaling of phase")[2]
+    return "".join(re.findall(r"^  (?:GPUs|256|1,024) .*\n", section, re.MULTILINE))
 
 
 def measured(pattern: str, page: str = "benchmarks/RESULTS.md") -> Callable[[], str]:
@@ -81,6 +87,7 @@ FIGURES = (
         (README, "days on 8 H100 and {} dollars"), (README, "d, predicted, and {} dollars at"))),
     Figure("memory of base", planned(BASE, r"memory +(.+)"), ((README, "  memory    {}\n"),)),
     Figure("steps of base", planned(BASE, r"training +(.+)"), ((README, "149,655,232 parameters\n  training  {}\n"),)),
+    Figure("scaling of base", scaling, ((PLAN, "over the whole step:\n\n```text\n{}```"),)),
     Figure("minutes of continue", planned("continue", r"takes +(.+?) min"), (
         ("docs/continue.md", "predicts {} minutes on 8 H100"),)),
     Figure("dollars of continue", planned("continue", r"and (.+?) dollars at"), (

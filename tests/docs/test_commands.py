@@ -120,6 +120,22 @@ def test_there_are_commands_and_each_mark_is_one_of_a_few() -> None:
     assert not [part for part in SMALLER if not any(part in command.text for command in found)], "no command has it"
 
 
+def test_every_verb_that_is_named_exists() -> None:
+    """A reader types it: blocks, inline code, and the headers of YAML files, which `init` prints for copying."""
+    pages = [*PAGES, ROOT / "README.md", ROOT / "SKILL.md", ROOT / "benchmarks/README.md"]
+    written = [page for page in pages if page.name != "changelog.md"]  # which also names the verbs of earlier versions
+    named = {
+        (str(file.relative_to(ROOT)), verb)
+        for file in (*written, *(ROOT / "yamls").rglob("*.yaml"))
+        for verb in re.findall(
+            r"(?:(?<![\w/.-])modernbert-train|-m modernbert_train) ([a-z][a-z-]*)\b(?!/)",
+            file.read_text(encoding="utf-8"),
+        )
+    }
+    assert len(named) > 100
+    assert sorted(each for each in named if each[1] not in BY_NAME) == []
+
+
 @pytest.mark.parametrize("page", [page for page in ALL if any(" " in each.text for each in ALL[page])])
 def test_the_verbs_take_what_a_page_types(page: str) -> None:
     """Of the long pages too, which only `make test-slow` runs."""

@@ -74,7 +74,7 @@ def test_vectors_of_a_file_are_those_of_the_exported_model(
     ("name", "content", "message"),
     [
         ("texts.txt", b"one\n  \ntwo", "texts.txt: line 2: is empty. Correct it, or remove it"),
-        ("texts.txt", b"", "texts.txt: holds no text"),
+        ("texts.txt", b"", "texts.txt: contains no text"),
         ("texts.txt", b"one\n\xff\xfe", "texts.txt: not UTF-8. Correct it, or convert"),
         ("texts.jsonl", b'{"text": "a"}\n\n{"text": }\n', "texts.jsonl: line 3: not JSON"),
         ("texts.jsonl", b'{"text": "a"}\n{"text": 7}\n', "texts.jsonl: line 2: text is 7, and not a text"),

@@ -355,7 +355,7 @@ LINE = '{"text": "a", "label": 0}\n{"text": "b", "label": 1}\n{"text": "c", "lab
         ("t.csv", 'text,label\n"a,0\n', "line 2: unexpected end of data. Correct it"),
         ("t.tsv", "text\tlabel\n" + "a" * 5_000_000 + "\t0\n", "line 2: text has 5,000,000 characters"),
         ("t.csv", "text,label,label\na,0,1\n", "line 1: two columns are called 'label'; rename one"),
-        ("t.jsonl", LINE + '{"text": "e", "label": 1, "label": 0}', "the key label stands twice in one object"),
+        ("t.jsonl", LINE + '{"text": "e", "label": 1, "label": 0}', "duplicate key label in one object"),
     ],
     ids=lambda value: str(value)[-20:],
 )

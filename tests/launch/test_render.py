@@ -311,7 +311,11 @@ def test_shells_can_read_what_they_are_given(tiny_run: TinyRun, target: str, tmp
     text = rendered(target, tiny_run(*FULL), nodes=1)
     if target in ("kubernetes", "skypilot"):
         *_, part = yaml.safe_load_all(text)
-        text = part["run"] if target == "skypilot" else part["spec"]["template"]["spec"]["containers"][0]["command"][2]
+        text = (
+            part["setup"] + part["run"]
+            if target == "skypilot"
+            else part["spec"]["template"]["spec"]["containers"][0]["command"][2]
+        )
     file = tmp_path / "script"
     file.write_text(text)
     assert subprocess.run([shutil.which("bash") or "sh", "-n", str(file)], timeout=20).returncode == 0

@@ -488,7 +488,7 @@ def test_impossible_rules_and_parts_are_refused() -> None:
         with pytest.raises(ValueError, match=message):
             Rule(**settings)  # type: ignore[arg-type]
     for shape, parts in (((7, 4), 2), ((8,), 2)):
-        with pytest.raises(ValueError, match="not 2 matrices one below another"):
+        with pytest.raises(ValueError, match="is not 2 stacked matrices"):
             Muon([{"params": [nn.Parameter(torch.ones(shape))], "parts": [parts]}], LR)
     with pytest.raises(ValueError, match="master weights must be float32"):
         Muon([{"params": [nn.Parameter(torch.ones(2, 2, dtype=torch.bfloat16))], "parts": [1]}], LR)

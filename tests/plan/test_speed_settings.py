@@ -22,10 +22,10 @@ from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.distributed import bf16, group
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.errors import ConfigError, Halved
+from modernbert_train.errors import ConfigError, OomBackoff
 from modernbert_train.plan import speed_settings
 from modernbert_train.plan.memory_fit import configured_memory
-from modernbert_train.plan.oom_backoff import HALVED, halve, is_full, read_backoff
+from modernbert_train.plan.oom_backoff import BACKOFF_FILE, halve, is_full, read_backoff
 from modernbert_train.plan.speed_settings import (
     RunGpus,
     close_settings,
@@ -227,7 +227,7 @@ def test_open_keys_are_as_they_were_trained_last(config: RunConfig) -> None:
     assert recorded(given, then).compute.compile is False
 
 
-def halving(given: RunConfig, taken: RunConfig, phase: str) -> Halved | ConfigError | None:
+def halving(given: RunConfig, taken: RunConfig, phase: str) -> OomBackoff | ConfigError | None:
     return halve(Path(given.folder), phase, given.phases[phase], taken.phases[phase])
 
 
@@ -237,7 +237,7 @@ class TestHalving:
         taken = close_settings(config, gpus=H100).config
         for half in (32, 16):
             error = halving(config, taken, "short")
-            assert isinstance(error, Halved) and error.exit_code == 75
+            assert isinstance(error, OomBackoff) and error.exit_code == 75
             assert str(error) == (
                 f"{KEY}={2 * half * 64} does not fit the memory of this GPU: all ranks start again with {half * 64}"
             )
@@ -254,23 +254,23 @@ class TestHalving:
             config, phases={**config.phases, "short": replace(config.phases["short"], microbatch_tokens=512)}
         )
         taken = close_settings(given, gpus=H100).config
-        assert halving(given, taken, "short") is None and isinstance(halving(given, taken, "long"), Halved)
+        assert halving(given, taken, "short") is None and isinstance(halving(given, taken, "long"), OomBackoff)
         taken = close_settings(config, gpus=H100).config
         checkpoint(taken, "short", step=0)
-        assert isinstance(halving(config, taken, "short"), Halved), "before the first step nothing was trained"
+        assert isinstance(halving(config, taken, "short"), OomBackoff), "before the first step nothing was trained"
         checkpoint(taken, "short")
-        assert halving(config, taken, "short") is None and isinstance(halving(config, taken, "long"), Halved)
+        assert halving(config, taken, "short") is None and isinstance(halving(config, taken, "long"), OomBackoff)
 
     def test_one_row_cannot_be_halved(self, config: RunConfig) -> None:
         Path(config.folder).mkdir(parents=True)
         error = halving(config, filled(config, {}), "short")
         assert isinstance(error, ConfigError) and "not even one row fits" in str(error)
-        assert not Path(config.folder, HALVED).exists()
+        assert not Path(config.folder, BACKOFF_FILE).exists()
 
     @pytest.mark.parametrize("text", ["[]", "{", '{"phases.short.microbatch_tokens": 0}', '{"x": 64}'])
     def test_a_damaged_note_is_none(self, config: RunConfig, text: str) -> None:
         Path(config.folder).mkdir(parents=True)
-        Path(config.folder, HALVED).write_text(text)
+        Path(config.folder, BACKOFF_FILE).write_text(text)
         assert KEY not in read_backoff(Path(config.folder))
 
     def test_what_says_that_memory_is_full(self) -> None:

@@ -1,4 +1,4 @@
-"""When a checkpoint is written, case by case; run/test_checkpoint.py tests which are kept.
+"""When a checkpoint is written, case by case; tests/checkpoints/test_checkpoint.py tests which are kept.
 
 A missed checkpoint loses up to a phase of work; one after each step slows a run down.
 """

@@ -35,7 +35,7 @@ from modernbert_train.core.text import date, plural, table
 from modernbert_train.errors import RunError, StorageError
 
 VALID, WHOLE, DAMAGED, INCOMPLETE = "valid", "whole", "damaged", "incomplete"
-SET_ASIDE, ELSEWHERE = "set aside", "second home only"
+SET_ASIDE, ELSEWHERE = "set aside", "replica only"
 _LETTERS = 400  # of a problem
 
 
@@ -48,7 +48,7 @@ class Listed:
         step: optimizer steps done.
         state: valid, if every byte was read and is right; whole, if only manifest, sizes and the small files were
             read; damaged; incomplete, if a write is in progress or was interrupted; set aside, if the run went back to
-            an older one; second home only.
+            an older one; replica only.
         problem: the error, with its file.
         kept: reasons to keep it when others are removed.
         tokens, phase: of the clock.
@@ -204,7 +204,7 @@ def _listed_there(store: Store, step: int, name: str) -> Listed:
     try:
         manifest = manifest_of(store, name)
     except RunError as error:
-        return Listed(name, step, DAMAGED, one_line(f"in the second home: {error}"), in_second_home=True)
+        return Listed(name, step, DAMAGED, one_line(f"in the replica: {error}"), in_second_home=True)
     kept = kept_for({step: manifest}, None)[step]
     size = sum(file.bytes for file in manifest.files.values())
     about: dict[str, Any] = {"bytes": size, "ranks": len(manifest.weights), "schema": manifest.schema}
@@ -245,7 +245,7 @@ def as_text(found: Sequence[Listed], selection: Selection) -> str:
     if not found:
         return f"no checkpoint yet in {selection.checkpoints}"
     copies = any(each.in_second_home is not None for each in found)
-    places = ["second home"] if copies else []
+    places = ["replica"] if copies else []
     rows: list[tuple[str, ...]] = [("step", "tokens", "phase", "written", "MB", "state", *places, "kept as")]
     for each in found:
         cells = [

@@ -104,7 +104,7 @@ def replica_of(config: RunConfig) -> tuple[Store | None, dict[int, str], str | N
         store = store_of(config.checkpoint, config.name)
         return store, {} if store is None else store.steps(), None
     except RunError as error:
-        return None, {}, f"the second home {config.checkpoint.copy_to} cannot be read: {error}"
+        return None, {}, f"the replica {config.checkpoint.copy_to} cannot be read: {error}"
 
 
 def verify_copies(store: Store, only: int | None, say: Callable[[str], None]) -> list[str]:

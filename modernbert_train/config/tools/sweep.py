@@ -158,7 +158,7 @@ def _search_problems(config: SweepConfig) -> Iterator[str]:
     if prune.interval_tokens is None or prune.interval_tokens < 1:
         yield f"prune.interval_tokens={prune.interval_tokens}: the interval at which trials are compared. Set it."
     if prune.min_tokens < (1 if prune.name == "hyperband" else 0):
-        yield f"prune.min_tokens={prune.min_tokens}: hyperband first asks there, median never below 0. Raise it."
+        yield f"prune.min_tokens={prune.min_tokens}: must be at least 0, and for hyperband 1. Raise it."
 
 
 def grid_values(dimension: DimensionConfig) -> list[float]:

@@ -122,7 +122,7 @@ def json_of(path: Path) -> Any:
 
 
 def require_text(value: Any, where: str) -> None:
-    """Raise ValueError unless a value is a text of bearable length."""
+    """Raise ValueError unless a value is a string of at most `_MAX_TEXT` characters."""
     if not isinstance(value, str):
         raise ValueError(f"{where} is {shown_value(value)}, and not a text. Correct it.")
     if len(value) > _MAX_TEXT:

@@ -1,7 +1,7 @@
-"""Questions whose answer is a span of a context: of SQuAD's own JSON, or of tables with transformers' columns.
+"""Extractive question answering, from SQuAD's JSON or from tables with transformers' columns.
 
-A document is a question, [SEP] and a window of its context; windows overlap. Both ends of the answer are learned of the
-windows that hold it whole, and [CLS] of all others.
+A document is a question, [SEP] and a window of its context; windows overlap. The targets are the answer's first and
+last token in windows that contain all of it, and [CLS] in all others.
 """
 
 from __future__ import annotations
@@ -126,20 +126,20 @@ class Answers(Kind):
             if example.texts[1] != context:  # of several questions in a row one
                 context = example.texts[1]
                 encoding = reader.tokenizer.encode(context, add_special_tokens=False)
-            said: dict[str, Any] = {"label": [span.text for span in example.label]} if split.labelled else {}
+            record: dict[str, Any] = {"label": [span.text for span in example.label]} if split.labelled else {}
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             asked = question[: reader.most // 2]
             between = reader.vocabulary.between
             room = reader.most - len(between) - len(asked)
             windows = list(_windows(len(offsets), room, reader.task.overlap_tokens))
             if split.key != TRAIN:
-                said |= {"context": context, "starts": offsets[:, 0].tolist(), "ends": offsets[:, 1].tolist()}
+                record |= {"context": context, "starts": offsets[:, 0].tolist(), "ends": offsets[:, 1].tolist()}
                 # a second separator counts as one of them
-                said |= {"question_tokens": len(asked) + len(between) - 1, "windows": windows}
+                record |= {"question_tokens": len(asked) + len(between) - 1, "windows": windows}
             lost = int(value[0, 0]) == _UNKNOWN and split.labelled
             counts.misplaced += lost
             if not context.strip() or not windows or (lost and split.key == TRAIN):
-                yield Encoded((), said | {"windows": []}, "empty" if not lost else "")
+                yield Encoded((), record | {"windows": []}, "empty" if not lost else "")
                 continue
             counts.truncated += len(asked) < len(question)
             head = [*asked, *between]
@@ -148,7 +148,7 @@ class Answers(Kind):
                 ([*head, *encoding.ids[first : first + number]], _label(span, first, number, before))
                 for first, number in windows
             ]
-            yield Encoded(documents, said)
+            yield Encoded(documents, record)
 
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
         """See `Kind`; transformers' classes apply none of the dropout before their two logits."""
@@ -182,19 +182,21 @@ def _label_column(task: TaskConfig) -> str:
 
 
 def _spans(value: Any, where: str) -> tuple[Span, ...]:
-    """Answers, as SQuAD has them, a list of objects, or as transformers has them, an object of two lists."""
+    """Parse answers: a list of objects, as in SQuAD, or an object of two lists, as in transformers."""
     if isinstance(value, dict):
         texts, starts = value.get("text"), value.get("answer_start")
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
-            raise ValueError(f'{where} has other lists than {{"text": [...], "answer_start": [...]}} of one length.')
+            raise ValueError(
+                f'{where} is not {{"text": [...], "answer_start": [...]}} with two lists of equal length. Correct it.'
+            )
         value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(value, list):
-        raise ValueError(f"{where} is {shown_value(value)}, and no answers with text and answer_start. Correct it.")
+        raise ValueError(f"{where} is {shown_value(value)}, not answers with text and answer_start. Correct it.")
     found = []
     for each in value:
         text, start = (each.get("text"), each.get("answer_start")) if isinstance(each, dict) else (None, None)
         if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
-            raise ValueError(f"{where} has an answer without a text and a whole number answer_start. Correct it.")
+            raise ValueError(f"{where} has an answer that lacks a text or an integer answer_start. Correct it.")
         found.append(Span(text, start))
     return tuple(found)
 

@@ -193,7 +193,7 @@ class Score(_OfTexts):
             for name, split in splits.items()
         }
         if len({float(each[0, 0]) for each in values[TRAIN]}) < 2:
-            raise DataError(f"{splits[TRAIN].source}: all scores are one, so there is nothing to learn. Give others.")
+            raise DataError(f"{splits[TRAIN].source}: all scores are equal, so there is nothing to learn. Give others.")
         return Labels((), {}, values)
 
     def only_label(self, values: NDArray[Any]) -> str | None:

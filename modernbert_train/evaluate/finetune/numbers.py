@@ -97,8 +97,8 @@ def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split])
     counts = Counter(each for found in classes[TRAIN] for each in found)
     if given and (unknown := sorted({*counts} - {*given})):
         raise DataError(
-            f"{splits[TRAIN].source}: has the classes {some(unknown)}, which are none of labels={list(given)}. Add "
-            "them, or correct the file."
+            f"{splits[TRAIN].source}: classes {some(unknown)} are not in labels={list(given)}. Add them, or correct "
+            "the file."
         )
     if len(counts) < kind.min_classes:
         raise DataError(

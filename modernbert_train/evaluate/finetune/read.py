@@ -34,7 +34,7 @@ def files_of(task: TaskConfig) -> dict[str, Path]:
         path = Path(split) if task.data is None else _in_folder(task, split)
         ends = kind_of(task.kind).ends
         if ending(path) not in ends:
-            raise DataError(f"{name}={path}: of which kind is it? For kind={task.kind} name one of {', '.join(ends)}.")
+            raise DataError(f"{name}={path}: unknown file type. For kind={task.kind} name one of {', '.join(ends)}.")
         if not path.is_file():
             wrong = "a folder, a pipe or a device, and not a file" if path.exists() else "no such file"
             raise DataError(f"{name}={path}: {wrong}. Correct the path.")

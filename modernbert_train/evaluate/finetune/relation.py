@@ -63,7 +63,7 @@ class Relation(OneClass):
     ) -> Iterator[Encoded]:
         """See `Kind`."""
         for example, value in zip(split.examples, values, strict=True):
-            said = {"label": self.in_words(value, labels.all_names(split.key))} if split.labelled else {}
+            record = {"label": self.in_words(value, labels.all_names(split.key))} if split.labelled else {}
             text, first, last = _marked(example.texts[0])
             encoding = reader.tokenizer.encode(text, add_special_tokens=False)
             inside = [n for n, (begin, end) in enumerate(encoding.offsets) if end > first and begin < last] or [0]
@@ -73,7 +73,7 @@ class Relation(OneClass):
             ids = encoding.ids[start : start + reader.most]
             counts.truncated += len(ids) < len(encoding.ids)
             counts.unseen += self.is_unseen(value, len(labels.names))
-            yield Encoded([(ids, value)], said)
+            yield Encoded([(ids, value)], record)
 
 
 def _marked(text: str) -> tuple[str, int, int]:

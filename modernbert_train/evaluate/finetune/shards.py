@@ -192,7 +192,7 @@ def _write_split(
             elif made.left_out:
                 setattr(counts, made.left_out, getattr(counts, made.left_out) + 1)
     if not counts.texts:
-        raise DataError(f"{split.source}: holds no text with a letter. Name another file or column.")
+        raise DataError(f"{split.source}: contains no text with a letter. Name another file or column.")
     writer.finish()
     return counts, longest
 

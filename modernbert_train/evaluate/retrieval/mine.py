@@ -130,7 +130,7 @@ def _rows(path: Path, named: str, config: MineConfig) -> Iterator[tuple[str, ...
         yield from training_pairs(path, config.train_split)
         return
     if ending(path) not in ENDS:
-        raise DataError(f"{named}: of which kind is it? Name one of {', '.join(ENDS)}, or a BEIR folder.")
+        raise DataError(f"{named}: unknown file type. Name one of {', '.join(ENDS)}, or a BEIR folder.")
     columns = [config.query_column, config.positive_column]
     with values_as(DataError, named):
         for row in table_rows(path, columns, keys="query_column and positive_column"):

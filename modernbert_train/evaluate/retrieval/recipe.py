@@ -94,7 +94,7 @@ def _files(index: int, name: str, config: RetrievalConfig) -> Iterator[Path]:
         if not path.exists():
             raise DataError(f"{named}: no such file. Correct the path.")
         if ending(path) not in ENDS:
-            raise DataError(f"{named}: of which kind is it? Name one of {', '.join(ENDS)}, or a folder.")
+            raise DataError(f"{named}: unknown file type. Name one of {', '.join(ENDS)}, or a folder.")
         yield path
 
 

@@ -156,7 +156,7 @@ def score_pairs(model: CrossEncoder, pairs: Sequence[tuple[str, str]], batch: in
 
 @dataclass(frozen=True)
 class Given:
-    """A ranking that is there, as mteb calls a model that searches.
+    """Precomputed scores with the interface of mteb's search models.
 
     Attributes:
         scores: of each query's documents.
@@ -175,7 +175,7 @@ class Given:
 
 
 class Reranking:
-    """A model that ranks candidates anew.
+    """A model that reranks candidates.
 
     Args:
         model: see `open_reranker`.

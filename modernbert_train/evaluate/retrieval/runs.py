@@ -85,5 +85,5 @@ def encoder_source(model: str, seed: int = SEED) -> Source:
     named = encoder_named(model)
     source = open_model(named.source, untrained=seed if named.baseline else None)
     if source.order == "causal":
-        raise ConfigError(f"--model={model}: a decoder, whose states know nothing of the words after. Name an encoder.")
+        raise ConfigError(f"--model={model}: a decoder, whose states do not see later tokens. Name an encoder.")
     return source

@@ -1,4 +1,4 @@
-"""Data of a suite that this machine lacks, and the command that brings it; without torch and a network."""
+"""Find missing data of a suite, and the commands that fetch it; without torch or a network."""
 
 from __future__ import annotations
 

@@ -280,7 +280,7 @@ class Plan:
         return read_result(self.out / cell.name / RESULT)
 
     def value(self, name: str, result: Mapping[str, Any], split: str | None) -> float | None:
-        """Return a figure of a result: of one split, or the mean of all."""
+        """Return the task's metric on one split, or its mean over all; None if a split lacks it."""
         figures = result["figures"]
         splits = [split] if split is not None else list(figures)
         found = [figures.get(each, {}).get(self.metric(name)) for each in splits]
@@ -316,9 +316,9 @@ class Plan:
         return max(known, key=lambda each: each[0], default=(None, None))[1]  # of equal ones the first
 
     def cells(self, names: Sequence[str], *, choosing: bool) -> Iterator[Cell]:
-        """Yield runs of some tasks that can be started: those that decide choices, or the others of the chosen values.
+        """Yield the runs of these tasks that can start: with `choosing` those that decide choices, else all others.
 
-        One seed after the other, so that the table is soon full.
+        Ordered by seed, so that every cell of the table gets a figure early.
         """
         for place in range(len(self.seeds)):
             for name in names:

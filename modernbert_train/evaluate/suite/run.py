@@ -134,13 +134,13 @@ def _check_encoder(source: str) -> None:
     described = look_up(source).described()
     if described is not None and described.order == "causal":
         raise ConfigError(
-            f"{source}: a decoder, whose states know nothing of the words after. Name an encoder, or make one of it as "
-            "yamls/recipes/adapt-decoder.yaml does."
+            f"{source}: a decoder, whose states do not see later tokens. Name an encoder, or turn it into one with "
+            "the recipe that `modernbert-train init recipe adapt-decoder` prints."
         )
 
 
 def describe(plan: Plan) -> str:
-    """How much there is to do."""
+    """Return the numbers of tasks, models and runs, as text."""
     runs = 0
     for name, task in plan.suite.tasks.items():
         seeds, deciding = len(plan.seeds_of(name)), len(plan.choosing_seeds(name))

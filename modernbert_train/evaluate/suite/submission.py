@@ -63,7 +63,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 
 def as_tsv(rows: Sequence[Mapping[str, Any]], part: SubmitConfig) -> str:
-    """Return a line for each text in the order of the split; one without a letter gets the first class, or 0."""
+    """Return a line for each text, in the split's order; a text without a prediction gets the first class, or 0."""
     first = next((next(iter(each["scores"])) for each in rows if each["scores"]), "")
     lines = ["index\tprediction"]
     for index, each in enumerate(rows):

@@ -56,10 +56,10 @@ class Kernel(Protocol):
 
 
 class RotatingKernel(Kernel, Protocol):
-    """A kernel that rotates q and k of local layers itself; it saves passes over them and over their gradients."""
+    """A kernel that applies RoPE to q and k of local layers itself; this saves passes over them and their gradients."""
 
     def attend_rotary(self, qkv_T3NH: Tensor, cos_TE: Tensor, sin_T2E: Tensor, layout: Any) -> Tensor:
-        """Compute `attend` of `rotated` (models/layers.py) in a local layer, equal within rounding.
+        """Apply RoPE, then attend within the window; equals `rotated` (models/layers.py) and `attend` within rounding.
 
         The gradient of qkv_T3NH is one contiguous tensor.
         """

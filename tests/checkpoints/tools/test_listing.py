@@ -142,9 +142,9 @@ def test_what_a_write_has_left_and_what_is_elsewhere_is_listed(copied: SmallRun)
     shutil.rmtree(copied.at(300))
     said = copied.says("list", copied.folder)
     assert "incomplete" in state_of(said, 600) and "a write broke off" in said
-    assert "second home only" in state_of(said, 300)
+    assert "replica only" in state_of(said, 300)
     assert " yes " in state_of(said, 500) and " no " in state_of(said, 400)
-    assert "second home" not in copied.says("list", copied.folder, "--local")
+    assert "replica" not in copied.says("list", copied.folder, "--local")
     shutil.rmtree(copied.at(500))
     copied.write(500, phase_end=True)  # the replica's copy differs
     assert " no " in state_of(copied.says("list", copied.folder), 500)

@@ -64,7 +64,9 @@ ODD = {
     "no label": Odd(b'{"text": "one", "label": null}', None, "line 5: label is None, and not a class"),
     "a label that is no number": Odd(b'{"text": "two", "label": NaN}', None, NOT_JSON),
     "an infinite label": Odd(b'{"text": "three", "label": 1e999}', None, NOT_JSON),
-    "a key twice": Odd(b'{"text": "four", "label": 1, "label": 0}', None, f"{NOT_JSON} (the key label stands twice"),
+    "a key twice": Odd(
+        b'{"text": "four", "label": 1, "label": 0}', None, f"{NOT_JSON} (duplicate key label in one object"
+    ),
     "an empty line": Odd(b"", None, None),
     "a line of blanks": Odd(b" \t", None, None),
     "a carriage return": Odd(b'{"text": "five", "label": 1}\r', None, None),

@@ -137,7 +137,7 @@ def test_a_question_without_an_answer_is_of_version_2(tmp_path: Path, tokenizer:
         ({"qas": [{"question": 3, "answers": []}]}, "line 1: .* is no text"),
         (
             {"qas": [{"id": "1", "question": "b", "answers": [{"text": "a"}]}]},
-            "line 1: answers has an answer without a text and a whole number answer_start",
+            "line 1: answers has an answer that lacks a text or an integer answer_start",
         ),
     ],
 )

@@ -128,7 +128,7 @@ def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_reported_before_
     train = ["retrieval", "train", recipe, "--model"]
     assert "train: missing" in refused([*train, "nothing"], capsys)
     for wrong, message in (
-        ("d.txt", "train[0]={}: of which kind is it? Name one of"),
+        ("d.txt", "train[0]={}: unknown file type. Name one of"),
         ("none.csv", "train[0]={}: no such file"),
         ("empty", "train[0]={}: holds no .jsonl"),
         ("beir", "train[0]={}: a BEIR folder has no hard negatives"),

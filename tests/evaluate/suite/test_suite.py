@@ -390,7 +390,7 @@ def test_a_decoder_is_no_model_of_a_suite(
     (tmp_path / "decoder/config.json").write_text(json.dumps(config))
     suite = write_suite({"tone": {}})
     assert main(["eval", str(tmp_path / "decoder"), "--suite", str(suite), "--out", str(tmp_path / "out")]) == 78
-    assert "decoder: a decoder, whose states know nothing of the words after" in capsys.readouterr().err
+    assert "decoder: a decoder, whose states do not see later tokens" in capsys.readouterr().err
 
 
 def test_an_unknown_suite_names_those_that_are_known(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from modernbert_train.data.facts import read_facts
 from modernbert_train.plan.documents import Documents, read_documents, rows_of
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.memory import checkpoint_bytes
-from modernbert_train.plan.steps import StepRange, crossings, crossings_or_ends, step_ranges, validations
+from modernbert_train.plan.step_counts import StepRange, crossings, crossings_or_ends, step_ranges, validations
 from tests.support.tiny_run import TinyRun
 
 ABSENT = "data.train=absent/train"

@@ -24,7 +24,7 @@ from data_prep.make_tokenizer import (
     num_entries,
     require_unspoken,
 )
-from data_prep.read.steps import FIELDS, SOURCE, SPLIT, WORDS, Step
+from data_prep.read.reader_steps import FIELDS, SOURCE, SPLIT, WORDS, Step
 from data_prep.read.words import inside_words
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig, has_words

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from modernbert_train.report.steps import StepRecord, Steps, as_json, means, thin
+from modernbert_train.report.step_samples import StepRecord, Steps, as_json, means, thin
 
 
 def steps_of(losses: list[float]) -> Steps:
