@@ -152,9 +152,9 @@ FAULT = {"step": 4, "tokens_before": 30, "tokens": 40, "fault": "spike", "action
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (bytes(range(256)), "1|2 lines are no JSON"),
+        (bytes(range(256)), "1|2 lines are not JSON"),
         (b"[]", "1 lines are not JSON or lack a step"),
-        (b"[" * 100_000, "1 lines are no JSON"),
+        (b"[" * 100_000, "1 lines are not JSON"),
         *(
             (json.dumps({k: v for k, v in FAULT.items() if k != key}).encode(), rf"entry 2: {key}: expected")
             for key in ("tokens_before", "tokens", "fault", "action", "to")
