@@ -23,7 +23,7 @@ from modernbert_train.checkpoints.manifest import newest_step
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.installed import path_of_children
 from modernbert_train.core.read_json import is_count, read_json
-from modernbert_train.core.text import duration, file_name
+from modernbert_train.core.text import duration, file_name, printable
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.distributed.run_jobs import (
@@ -214,18 +214,21 @@ def run_cells(
     return outcome
 
 
-def run_parts(jobs: Sequence[Job], environment: Mapping[str, str], done: str = "") -> Failures:
-    """Run other parts of a table one after the other; returns those that failed. `done`: printed of the others."""
-    failed = Failures()
+def run_parts(jobs: Sequence[Job], environment: Mapping[str, str], done: str = "") -> Outcome:
+    """Run other parts of a table one after the other. `done`: printed of those that do not fail."""
+    outcome = Outcome()
 
     def ended(job: Job, code: int) -> None:
+        if code == StoppedEarly.exit_code:
+            outcome.stopped = True
+            return
         if code:
-            failed[job.name] = Failure(code, last_words(job.log), job.log)
+            outcome.failed[job.name] = Failure(code, last_words(job.log), job.log)
         if code or done:
-            print(f"{job.name}: {f'failed, exit code {code}; {job.log}' if code else done}", flush=True)
+            print(printable(f"{job.name}: {f'failed, exit code {code}; {job.log}' if code else done}"), flush=True)
 
-    run_all(iter(jobs), [environment], ended)
-    return failed
+    outcome.stopped |= run_all(iter(jobs), [environment], ended)
+    return outcome
 
 
 def _texts(cell: Cell) -> tuple[object, ...]:

@@ -30,7 +30,7 @@ from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import file_name, markdown_table, markdown_text, plural
 from modernbert_train.distributed.bf16 import takes_bf16
 from modernbert_train.distributed.run_jobs import Job
-from modernbert_train.evaluate.suite.cells import LOGS, Failures, run_parts
+from modernbert_train.evaluate.suite.cells import LOGS, Outcome, run_parts
 
 KINDS, WAYS = ("fixed", "variable"), ("packed", "padded")
 BATCH_TOKENS = 16_384
@@ -127,7 +127,7 @@ def _device() -> str:
 
 def measure_all(
     models: Sequence[tuple[str, str]], config: EfficiencyConfig, out: Path, environment: dict[str, str]
-) -> Failures:
+) -> Outcome:
     """Measure each model that lacks a result file, one process at a time.
 
     Args:
@@ -137,7 +137,7 @@ def measure_all(
         environment: of this process.
 
     Returns:
-        The failures, by model and way.
+        The failures by model and way, and whether a signal came.
     """
     sizes = ["--tokens", str(config.tokens), "--repeats", str(config.repeats)]
     jobs = []

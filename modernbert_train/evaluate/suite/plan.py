@@ -202,9 +202,9 @@ class Plan:
         if task.after is not None:
             before = self.chosen(task.after, model)
             first = None if before is None else self.cell(task.after, model, before, seed)
-            if first is None or self.result(first) is None:
+            if first is None or (result := self.result(first)) is None:
                 return None
-            source = str(self.out / first.name / (MODEL if self.suite.tasks[task.after].retrieval is not None else ""))
+            source = str(self.out / first.name / self._counted(task.after, result))
         if FROZEN in named.baseline:
             # a chain keeps the encoder frozen; retrieval is measured with the encoder as it is
             source = source.replace(f"{FROZEN}:", "", 1)
@@ -216,6 +216,12 @@ class Plan:
         if model == BM25:
             words = tuple(each for each in words if each.partition("=")[0] not in OF_ENCODERS)
         return Cell(self._what(task), source, own, run, words, task.verb, texts=name)
+
+    def _counted(self, name: str, result: Mapping[str, Any]) -> str:
+        """Return the weights of a run's figures, below its folder: of the best epoch, which need not be the newest."""
+        if self.suite.tasks[name].retrieval is not None:
+            return MODEL
+        return f"checkpoints/{result['counted']['checkpoint']}" if result["settings"].get("best") is not None else ""
 
     def unfit(self, name: str, model: str) -> str | None:
         """Return the reason why a model cannot be in a column, or None."""

@@ -117,9 +117,11 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
             measured = [
                 (plan.labels[each], each) for each in plan.models if each != BM25 and not named_model(each).baseline
             ]
-            parts |= measure_all(measured, suite.efficiency, out, dict(os.environ))
+            outcome = measure_all(measured, suite.efficiency, out, dict(os.environ))
+            parts, stopped = parts | outcome.failed, outcome.stopped
         if not stopped:
-            parts |= submit(plan, out)
+            outcome = submit(plan, out)
+            parts, stopped = parts | outcome.failed, outcome.stopped
             gather_adapters(plan, out)
         draw()
     print(as_markdown(make_table(plan, parts)), end="")

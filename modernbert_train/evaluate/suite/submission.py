@@ -26,14 +26,14 @@ from modernbert_train.core.text import file_name
 from modernbert_train.distributed.run_jobs import Job
 from modernbert_train.errors import StorageError, exit_code_of
 from modernbert_train.evaluate.finetune.task import read_task
-from modernbert_train.evaluate.suite.cells import LOGS, Failures, run_parts
+from modernbert_train.evaluate.suite.cells import LOGS, Outcome, run_parts
 from modernbert_train.evaluate.suite.plan import Plan
 
 FOLDER, PREDICTIONS = "submission", "submission.jsonl"
 
 
-def submit(plan: Plan, out: Path) -> Failures:
-    """Write the files of each model's tasks whose runs are done; returns those that failed, by model and task."""
+def submit(plan: Plan, out: Path) -> Outcome:
+    """Write the files of each model's tasks whose runs are done; failures are by model and task."""
     jobs, whole = [], {}
     for model, label in plan.labels.items():
         for name, task in plan.suite.tasks.items():
@@ -44,8 +44,8 @@ def submit(plan: Plan, out: Path) -> Failures:
                 job = Job(f"{label}, submission of {name}", [*words, *cell.overrides], out / LOGS / f"{cell.name}.log")
                 whole[job.name] = file, out / FOLDER / file_name(label), task.submit
                 jobs += [] if {*map(_name, splits)} <= {each["split"] for each in _read(file)} else [job]
-    failed = run_parts(jobs, os.environ)
-    for file, folder, parts in (each for name, each in whole.items() if name not in failed):
+    outcome = run_parts(jobs, os.environ)
+    for file, folder, parts in (each for name, each in whole.items() if name not in outcome.failed):
         rows = _read(file)
         if not rows:
             continue  # a signal came first
@@ -54,7 +54,7 @@ def submit(plan: Plan, out: Path) -> Failures:
             for name, part in parts.items():
                 own = [each for each in rows if each["split"] == _name(part.split)]
                 write_whole(folder / f"{name}.tsv", as_tsv(own, part))
-    return failed
+    return outcome
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

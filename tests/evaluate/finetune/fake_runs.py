@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 BEHAVE = "behave.json"  # in the folder of all runs: names of runs that "fail" or "wait" for a signal
 
+BEST = "step-00000004"  # the checkpoint of a run's figures
+
 
 def install() -> None:
     """Replace runs by stand-ins in this process."""
@@ -42,7 +44,8 @@ def _command(cell: Cell, out: Path) -> list[str]:
         result = {
             "task": Path(cell.task).stem, "source": cell.model, "seed": cell.seed, "weights": "scratch",
             "figures": {split: figures | {"loss": 1.0, "num_texts": 9.0} for split in task.validation},
-            "settings": {"kind": task.kind, "validation": task.validation, "metrics": task.metrics},
+            "settings": {"kind": task.kind, "validation": task.validation, "metrics": task.metrics, "best": task.best},
+            "counted": {"epoch": 1, "step": 4, "checkpoint": BEST},
             "asked": asked(task, cell.model, rest),
         }  # fmt: skip
     words = ["run", str(out / cell.name), named_model(cell.model).source, json.dumps(result)]
@@ -81,6 +84,7 @@ def run(name: str, source: str, result: str) -> int:
     lines = [json.dumps({"split": split, "prediction": None, "scores": None}) for split in splits]
     if not (folder / "submission.jsonl").exists():
         (folder / "submission.jsonl").write_text("\n".join(lines))
+    (folder / "checkpoints" / BEST).mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(result)
     return 0
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -230,6 +232,41 @@ def test_a_frozen_encoder_stays_frozen_in_a_chain(write_suite: WriteSuite, fakes
     (row,) = run(pairs, out, frozen, "--seeds", 1)["rows"]
     assert row["cells"][0]["failed"] == ["seed 1: not run: retrieval trains the encoder itself, so it cannot be frozen"]
     assert row["cells"][1:] == table["rows"][0]["cells"]
+
+
+@pytest.mark.runs
+def test_a_chain_begins_with_the_epoch_that_counts(write_suite: WriteSuite, fakes: list[Path], tmp_path: Path) -> None:
+    """With `best` the newest checkpoint is of the last epoch, while the column shows the best one."""
+    tasks: dict[str, Any] = {"first": {"keys": {"best": "loss"}}, "second": {"after": "first"}}
+    (row,) = run(write_suite(tasks, seeds=[1]), tmp_path / "out", fakes[0])["rows"]
+    first, second = (tmp_path / "out" / cell["runs"][0]["run"] for cell in row["cells"])
+    assert json.loads((second / "result.json").read_text())["source"] == f"{first}/checkpoints/{fake_runs.BEST}"
+
+
+@pytest.mark.runs
+def test_a_stop_between_speeds_ends_the_suite_as_stopped(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the part that was stopped would count as failed, and the parts after it would still start."""
+    begun = tmp_path / "begun"
+    program = f"""
+import os, signal, sys, time
+open({str(begun)!r}, "a").write(sys.argv[1] + "\\n")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(60)
+"""
+    real = subprocess.Popen
+
+    def start(words: list[str], *args: Any, **more: Any) -> Any:
+        speed = "modernbert_train.evaluate.suite.efficiency"
+        at = words.index(speed) + 1 if speed in words else None
+        return real(words if at is None else [sys.executable, "-c", program, words[at]], *args, **more)
+
+    monkeypatch.setattr("modernbert_train.distributed.run_jobs.subprocess.Popen", start)
+    suite = write_suite({"tone": {}}, seeds=[1], efficiency={"lengths": [16], "tokens": 64, "repeats": 1})
+    table = run(suite, tmp_path / "out", *fakes, code=75)
+    assert begun.read_text().split() == [str(fakes[0])] and table["notes"] == []
 
 
 @pytest.mark.runs
@@ -547,7 +584,7 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
     fast = {key: value for key, _, value in (word.partition("=") for word in FAST)}
     suite = write_suite(
         {
-            "first": {"keys": {**fast, "epochs": 1}, "choices": {"lr": [1e-3, 3e-3]}},
+            "first": {"keys": {**fast, "epochs": 2, "best": "loss"}, "choices": {"lr": [1e-3, 3e-3]}},
             "second": {"after": "first", "keys": {**fast, "steps": 4}},
             "toy": {"beir": [str(toy), str(tmp_path / "other")], "keys": {"device": "cpu"}},
             "again": {"beir": str(toy), "after": "first", "keys": {"rerank": f"{tmp_path}/bm25.trec", "device": "cpu"}},
@@ -566,7 +603,11 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
         assert hub["mean"] is None and "mteb:STS12: its data, mteb/sts12-sts, is not available" in hub["failed"][0]
         assert lost["mean"] is None and "nowhere.tsv" in lost["failed"][0]
         begun = json.loads((tmp_path / "out" / second["runs"][0]["run"] / "result.json").read_text())
-        assert begun["weights"].startswith(f"weights.init_from={tmp_path}/out/first-")
+        runs = {
+            str(each.parent): json.loads(each.read_text()) for each in (tmp_path / "out").glob("first-*/result.json")
+        }
+        starts = {f"weights.init_from={run}/checkpoints/{each['counted']['checkpoint']}" for run, each in runs.items()}
+        assert begun["weights"].split(" ")[0].rstrip(",") in starts  # of the best epoch, as the figures are
         assert begun["settings"]["steps"] == 4
     speeds = {(row["model"], row["length"], row["kind"]): row for row in table["efficiency"]}
     assert {key[1:] for key in speeds} == {
