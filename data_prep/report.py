@@ -18,7 +18,7 @@ import numpy as np
 from data_prep.clean.contamination import looked_for_line, set_named
 from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
-from modernbert_train.config.tools.prepare import DatasetConfig, SourceConfig
+from modernbert_train.config.tools.prepare import DatasetConfig
 from modernbert_train.core.claim import Change, changes, refuse
 from modernbert_train.core.files import os_errors_as, saying
 from modernbert_train.core.read_json import read_json
@@ -48,9 +48,7 @@ def fingerprint(config: DatasetConfig) -> Fingerprint:
     for name, source in config.sources.items():
         own = source_files(name, source)
         for file in own:
-            other = homes.setdefault(
-                (os.path.abspath(file), source.text_field if isinstance(source, SourceConfig) else None), name
-            )
+            other = homes.setdefault((os.path.abspath(file), getattr(source, "text_field", None)), name)
             if other != name:
                 raise ConfigError(
                     f"sources.{other} and sources.{name}: both read {file}. Remove one of them, or set "

@@ -607,7 +607,7 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
             str(each.parent): json.loads(each.read_text()) for each in (tmp_path / "out").glob("first-*/result.json")
         }
         starts = {f"weights.init_from={run}/checkpoints/{each['counted']['checkpoint']}" for run, each in runs.items()}
-        assert begun["weights"].split(" ")[0].rstrip(",") in starts  # of the best epoch, as the figures are
+        assert begun["weights"].partition(";")[0] in starts  # of the best epoch, as the figures are
         assert begun["settings"]["steps"] == 4
     speeds = {(row["model"], row["length"], row["kind"]): row for row in table["efficiency"]}
     assert {key[1:] for key in speeds} == {
