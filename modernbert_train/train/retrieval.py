@@ -73,10 +73,16 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
 
 
 def _measure(recipe: Recipe, card: DatasetCard, run: RunConfig) -> Path:
-    """Measure the exported model, and write its result."""
+    """Measure the exported model, and write its result.
+
+    Raises:
+        DataError: the data of a set is not available; the others are measured and written.
+    """
     config, folder = recipe.config, recipe.folder
     result = folder / RESULT
-    figures, about = measure_trained(folder / MODEL, recipe.sets, config, folder)
+    figures, about, lost = measure_trained(folder / MODEL, recipe.sets, config, folder)
+    if lost and not figures:
+        raise DataError("\n".join(lost))
     counts = read_json(folder / PAIRS / SHARDS / _REPORT)["counts"]
     write_figures(
         result,
@@ -94,6 +100,8 @@ def _measure(recipe: Recipe, card: DatasetCard, run: RunConfig) -> Path:
         training={"steps": newest_checkpoint(run.folder).step} | training_of(run),
     )
     print(in_words(folder.name, figures, result))
+    if lost:
+        raise DataError("\n".join(lost))
     return result
 
 

@@ -19,7 +19,7 @@ from modernbert_train.evaluate.finetune.task import run_name
 from modernbert_train.evaluate.retrieval.bm25 import check_searching, open_searching
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
 from modernbert_train.evaluate.retrieval.runs import MODEL
-from modernbert_train.evaluate.retrieval.sets import SHOWN, Figures, Set, find_task, mean_of, measure, open_set
+from modernbert_train.evaluate.retrieval.sets import SHOWN, Figures, Set, find_tasks, mean_of, measure, open_set
 
 TRAINED = "retrieval.yaml"  # of `retrieval train`
 
@@ -55,9 +55,7 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
             raise ConfigError(
                 f"{folder}: a run of `retrieval train`, whose {RESULT} would be lost. Name another with name=."
             )
-        for each in sets:
-            if each.task is not None:
-                find_task(each.task)  # report a wrong name before computing anything
+        find_tasks(sets)
         figures, about, lost = measure_sets(sets, model, config, folder)
         if figures:
             write_figures(
@@ -102,19 +100,12 @@ def measure_sets(
 
 def measure_trained(
     model: Path, sets: Sequence[Set], config: EvaluateConfig, out: Path
-) -> tuple[Figures, dict[str, Any]]:
-    """Return the figures of a trained model, which has its own pooling, prompts and lengths; see `measure_sets`.
-
-    Raises:
-        DataError: the data of a set is not available.
-    """
+) -> tuple[Figures, dict[str, Any], list[str]]:
+    """Measure a trained model, which has its own pooling, prompts and lengths; see `measure_sets`."""
     if not sets:
-        return {}, {}
+        return {}, {}, []
     own = {key: getattr(config, key) for key in ("device", "split", "encode_batch", "ignore_identical_ids")}
-    figures, about, lost = measure_sets(sets, str(model), EvaluateConfig(**own), out)
-    if lost:
-        raise DataError("\n".join(lost))
-    return figures, about
+    return measure_sets(sets, str(model), EvaluateConfig(**own), out)
 
 
 def in_words(name: str, figures: Figures, result: Path) -> str:
@@ -130,12 +121,14 @@ def read_sets(sets: Mapping[str, str], config: EvaluateConfig) -> list[Set]:
     """Read the sets of a recipe.
 
     Raises:
-        ConfigError: the extra `retrieval` is not installed.
+        ConfigError: the extra `retrieval` is not installed; see `find_task`.
         DataError: see `open_set`.
     """
     if sets:
         require("retrieval", "sentence_transformers", "mteb")
-    return [open_set(each, config, f"evaluate.{name}", name) for name, each in sets.items()]
+    opened = [open_set(each, config, f"evaluate.{name}", name) for name, each in sets.items()]
+    find_tasks(opened)
+    return opened
 
 
 def _set_problems(names: Sequence[str], config: MeasureConfig) -> Iterator[str]:

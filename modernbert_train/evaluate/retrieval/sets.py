@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,13 @@ def find_task(name: str) -> Any:
         kinds = ", ".join(task.metadata.modalities)
         raise ConfigError(f"mteb:{name}: is of {kinds}, and the model reads text. Leave it out.")
     return task
+
+
+def find_tasks(sets: Sequence[Set]) -> None:
+    """Report a wrong name before anything is computed; see `find_task`."""
+    for each in sets:
+        if each.task is not None:
+            find_task(each.task)
 
 
 def task_of(each: Set, config: EvaluateConfig) -> Any:

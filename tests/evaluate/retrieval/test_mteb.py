@@ -14,7 +14,7 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.config.tools.retrieval import EvaluateConfig
-from tests.support.beir import TWINS, WORDS, words_about
+from tests.support.beir import TWINS, WORDS, recipe, result_of, words_about
 from tests.support.needs import needs
 
 needs("mteb", "the extra retrieval is not installed")
@@ -99,10 +99,6 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
     return found
 
 
-def result_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
-
-
 @pytest.mark.timeout(280)
 def test_a_task_of_each_kind_has_the_figures_of_padded_batches(
     tasks: dict[str, type], encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -149,3 +145,17 @@ def test_a_name_that_mteb_has_not_is_reported_with_the_nearest(
     assert "has no such task" in (said := capsys.readouterr().err) and "Did you mean" in said
     assert main([*words[:2], "mteb:CIFAR10", *words[3:]]) == 78
     assert "mteb:CIFAR10: is of image, and the model reads text" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(280)
+def test_a_set_without_data_costs_training_none_of_the_others(
+    tasks: dict[str, type], encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unknown task is refused before the training; missing data leaves the other sets' figures."""
+    sets = {"toy": str(toy), "own": "mteb:NoSuchTask"}
+    assert main(["retrieval", "train", recipe(tmp_path, toy, evaluate=sets), "--model", str(encoder)]) == 78
+    assert "mteb:NoSuchTask: mteb " in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    file = recipe(tmp_path, toy, epochs=1, evaluate=sets | {"own": "mteb:MadeLost"}, name="mine")
+    assert main(["retrieval", "train", file, "--model", str(encoder)]) == 65
+    assert "mteb:MadeLost: its data, made/Lost, is not available" in capsys.readouterr().err
+    assert {*result_of(tmp_path / "runs/mine")["figures"]} == {"toy"}
