@@ -64,14 +64,14 @@ def raise_failed(space: Space) -> None:
     store, folder = Store(space), Path(space.sweep.folder)
     with store.reachable():
         rows, is_over = make_rows(store, folder), store.is_over()
-    failed = [row for row in rows if row.state == "failed"]
-    if is_over and all(row.value is None for row in rows):
-        failed = rows
+    failed, remedy = [row for row in rows if row.state == "failed"], "Add --retry to repeat what failed"
+    if not failed and is_over and all(row.value is None for row in rows):
+        failed, remedy = rows, "No trial has a figure: change the space or the run"
     failures = Failures()
     for row in failed:
         log = folder / trial_name(row.slot) / OUTPUT
         failures[f"trial {row.slot}"] = Failure(row.code or RunError.exit_code, row.reason or "", log)
-    raise_failures(failures, counted=f"{len(failed)} of {plural(space.trials, 'trial')}")
+    raise_failures(failures, counted=f"{len(failed)} of {plural(space.trials, 'trial')}", remedy=remedy)
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
