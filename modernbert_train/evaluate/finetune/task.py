@@ -84,7 +84,7 @@ def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str
 
 
 def check_before(name: str, model: str, overrides: Sequence[str]) -> Path:
-    """Refuse a task whose keys, run or local files have mistakes, before torch is loaded; of files one row is read.
+    """Refuse mistakes in a task's keys, its run's keys and its local files (first rows), before torch is loaded.
 
     Returns:
         The folder of the run.
@@ -114,7 +114,7 @@ def check_run(overrides: Sequence[str], models: Sequence[str] = ()) -> RunConfig
         models: that it begins with; their runs' plugins may add the optimizer.
 
     Returns:
-        Another run with these overrides, in the folder of the recipe's run.
+        The quickstart's run with these overrides; its folder is the one of the recipe's run.
 
     Raises:
         ConfigError: names every wrong key and broken rule.

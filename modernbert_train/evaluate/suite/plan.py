@@ -218,7 +218,7 @@ class Plan:
         return Cell(self._what(task), source, own, run, words, task.verb, texts=name)
 
     def _counted(self, name: str, result: Mapping[str, Any]) -> str:
-        """Return the weights of a run's figures, below its folder: of the best epoch, which need not be the newest."""
+        """Return the path of the weights that were measured, in a run's folder: with `best`, not always the newest."""
         if self.suite.tasks[name].retrieval is not None:
             return MODEL
         return f"checkpoints/{result['counted']['checkpoint']}" if result["settings"].get("best") is not None else ""
