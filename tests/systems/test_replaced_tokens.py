@@ -257,27 +257,6 @@ def test_weights_pass_from_one_objective_to_another(tiny_run: TinyRun, tmp_path:
     torch.testing.assert_close(third["model.layers.1.mlp.Wo.weight"], first["model.layers.1.mlp.Wo.weight"])
 
 
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("sharing", ["none", "gdes"])
-def test_two_ranks_are_as_one_with_other_sharing(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
-    """A table in two modules, of which one must not train it, sharded and replicated; `embeddings` is in the matrix."""
-
-    def words(*more: str) -> list[str]:
-        return system(tiny_run(f"objective.sharing={sharing}", *SHORT, *more), "bert", "rtd")
-
-    launch(words("name=one"), 1)
-    reference = weights(tmp_path / "runs/one")
-    for strategy in ("ddp", "fsdp2"):
-        launch(words(f"name={strategy}", f"distributed.strategy={strategy}"), 2)
-        for one, other in zip(records(tmp_path / "runs" / strategy), records(tmp_path / "runs/one"), strict=True):
-            for key in ("loss", "loss/rtd", "grad_norm"):
-                assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (one["step"], key)
-        for name, tensor in weights(tmp_path / "runs" / strategy).items():
-            torch.testing.assert_close(tensor, reference[name], rtol=2e-3, atol=2e-5, msg=name)
-
-
 OPTIMIZERS = {name: f"optim={{name: {name}, lr: 5e-3, weight_decay: 0.01}}" for name in ("adamw", "muon")}
 OPTIMIZERS["stable_adamw"] = "optim={name: stable_adamw, lr: 5e-3, weight_decay: 1e-4}"
 # parameters that each phase leaves unchanged

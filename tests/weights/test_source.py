@@ -145,7 +145,7 @@ def test_weights_without_a_tokenizer_are_taken_and_that_is_reported(
     ("case", "message"),
     [
         ("file", r"model\.safetensors: weights alone. Name the folder"),
-        ("bin", r"model\.safetensors: no such file, nor model\.safetensors\.index\.json, only pytorch_model\.bin"),
+        ("bin", r"only pytorch_model\.bin.*from_pretrained\(old\)\.save_pretrained\(new\)"),
         ("head", r"cannot be read"),
         ("shape", r"head\.dense\.weight has the shape \(3, 3\) and not \(32, 32\)"),
         ("missing", r"1 of \d+ tensors are missing, the first is head\.dense\.weight"),

@@ -96,15 +96,15 @@ def model_in(raw: dict[str, Any]) -> ModelConfig:
     return read(raw, "there").model
 
 
-def stored(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return to_hf(export_format(config, "all"), weights, config)
+def stored(config: ModelConfig, weights: dict[str, Tensor], order: Order = "all") -> dict[str, Tensor]:
+    return to_hf(export_format(config, order), weights, config)
 
 
 def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor], order: Order = "all") -> Path:
     """Write the tensors and config.json, as an export."""
     folder.mkdir()
     modules = tuple({name.partition(".")[0] for name in weights})
-    save_file(stored(config, weights), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored(config, weights, order), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(describe(config, order, modules)))
     return folder
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -28,28 +29,42 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
-from modernbert_train.weights.formats import export_format, read
+from modernbert_train.weights.formats import export_format, read, read_folder
 from modernbert_train.weights.formats.tensors import from_hf
+from modernbert_train.weights.hf_folder import load_weights
+from tests.support.encoders import ENCODERS, ESM, LLAMAS, MODERNBERT
 from tests.weights.formats.models import (
     ALBERT,
     BERT,
     DEBERTA,
-    LONGEST,
     ROBERTA,
     SAID,
     UNSAID,
     XLNET,
     assert_equal,
     describe,
-    model_in,
     stored,
     weights_of,
     weights_with_pairs,
     write,
 )
 
-MODELS = SAID | UNSAID
+ORDERS: tuple[Order, ...] = ("all", "causal")
+CASES: dict[str, tuple[ModelConfig, Order]] = {
+    **{name: (config, "all") for name, config in (SAID | UNSAID).items()},
+    **{f"{name}, {order}": (config, order) for name, config in LLAMAS.items() for order in ORDERS},
+    **{f"modernbert, {order}": (MODERNBERT, order) for order in ORDERS},
+    "bert, causal": (BERT, "causal"),
+    "roberta, causal": (ROBERTA, "causal"),
+    "xlnet, causal": (XLNET, "causal"),
+    "xlnet, given": (XLNET, "given"),
+    "xlnet with the other gelu": (replace(XLNET, activation="gelu_tanh"), "all"),
+    "distilbert": (ENCODERS["distilbert"], "all"),
+    "esm": (ESM, "all"),
+    "esm, plain": (replace(ESM, token_dropout=False, rope_theta=500.0), "all"),
+}
 GROUP_0, GROUP_1 = (f"albert.encoder.albert_layer_groups.{group}.albert_layers.0." for group in range(2))
+BOUNDARIES = [0, 3, 40]  # the second is longer than local layers see
 
 
 def read_tensors(found: dict[str, Tensor], config: ModelConfig, where: str = "file") -> dict[str, Tensor]:
@@ -57,32 +72,39 @@ def read_tensors(found: dict[str, Tensor], config: ModelConfig, where: str = "fi
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_transformers_loads_the_export_computes_the_same_and_gives_it_back(name: str, tmp_path: Path) -> None:
-    """Through the usual classes, without remote code; bit by bit through our file and through transformers'."""
-    config = MODELS[name]
+    """Through the usual classes, without remote code, each sequence alone; bit by bit through our file and through
+    transformers'."""
+    config, order = CASES[name]
     weights = weights_of(config)
-    folder = write(tmp_path / "hf", config, weights)
-    kind = transformers.AutoModelForCausalLM if name == "xlnet" else transformers.AutoModelForMaskedLM
-    twin, report = kind.from_pretrained(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
+    folder = write(tmp_path / "hf", config, weights, order)
+    (written,) = json.loads((folder / "config.json").read_text())["architectures"]
+    auto = transformers.AutoModelForMaskedLM if "MaskedLM" in written else transformers.AutoModelForCausalLM
+    twin, report = auto.from_pretrained(folder, output_loading_info=True)
+    assert type(twin).__name__ == written and not report["unexpected_keys"]
+    drawn = [key for key in report["missing_keys"] if "contact_head" not in key and "inv_freq" not in key]
+    assert drawn == [], "an ESM's head for contacts and its computed angles alone"
     no_pooler = {"add_pooling_layer": False} if isinstance(config, BertConfig | AlbertConfig) else {}
     encoder = transformers.AutoModel.from_pretrained(folder, **no_pooler).eval()
     model: Any = build_model(config, MaskedLmConfig(), ComputeConfig(attention="sdpa"))
     model.load_state_dict(weights, strict=True)
-    ids = torch.randint(5, 64, (LONGEST,), generator=torch.Generator().manual_seed(0))
+    ids_T = torch.randint(5, 64, (40,), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        hidden_TD = model.eval().encode(lay_out(ids, [0, LONGEST]))
-        torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=0)
-        logits_TV = model.logits(hidden_TD, torch.arange(LONGEST))
-        torch.testing.assert_close(twin.eval()(ids[None]).logits[0], logits_TV, atol=1e-5, rtol=0)
+        packed = lay_out(ids_T, BOUNDARIES, order="causal" if order == "causal" else "all")
+        hidden_TD = model.eval().encode(packed)
+        logits_TV = model.logits(hidden_TD, torch.arange(40))
+        for start, end in itertools.pairwise(BOUNDARIES):
+            states, logits = encoder(ids_T[None, start:end])[0][0], twin.eval()(ids_T[None, start:end]).logits[0]
+            torch.testing.assert_close(states, hidden_TD[start:end], atol=3e-5, rtol=1e-5)
+            torch.testing.assert_close(logits, logits_TV[start:end], atol=3e-5, rtol=1e-5)
     twin.save_pretrained(tmp_path / "theirs")
     for each in (folder, tmp_path / "theirs"):
-        said: Any = model_in(json.loads((each / "config.json").read_text()))
+        found = read_folder(each)
         apart = {"sharing": "none", "groups": 1, "group_layers": 1}  # a config.json cannot describe sharing
-        assert said == (config if name in SAID else replace(config, **apart))  # type: ignore[arg-type]
-        assert said.stored == config.stored
-        assert_equal(read_tensors(load_file(each / "model.safetensors"), config), weights)
+        assert found.model == (replace(config, **apart) if name in UNSAID else config)  # type: ignore[arg-type]
+        assert found.order == order and found.model.stored == config.stored
+        assert_equal(load_weights(each, config), weights)
 
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48}
@@ -127,22 +149,6 @@ def test_what_transformers_saves_comes_back_from_us_bit_by_bit(
     # an incomplete head is ignored: a masked-LM model may be stored with a pooler that it does not use
     half = {name: tensor for name, tensor in found.items() if "seq_relationship" not in name and "sop" not in name}
     assert_equal(read_tensors(half, config), alone)
-
-
-@pytest.mark.parametrize(
-    ("config", "classifier"),
-    [(BERT, "cls.seq_relationship"), (ALBERT, "sop_classifier.classifier")],
-    ids=["bert", "albert"],
-)
-def test_an_export_with_a_pair_head_is_the_model_for_pretraining(
-    config: ModelConfig, classifier: str, tmp_path: Path
-) -> None:
-    weights = weights_with_pairs(config)
-    folder = write(tmp_path / "hf", config, weights)
-    twin, report = transformers.AutoModelForPreTraining.from_pretrained(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    assert torch.equal(twin.get_parameter(f"{classifier}.weight"), weights["pair_head.classifier.weight"])
-    assert_equal(read_tensors(load_file(folder / "model.safetensors"), config), weights)
 
 
 @pytest.mark.parametrize(

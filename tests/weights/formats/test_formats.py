@@ -5,7 +5,6 @@ If this breaks, a model trained in causal order is published as one that compute
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor
 
-from benchmarks.batches import lay_out
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
@@ -39,7 +36,6 @@ from modernbert_train.weights.formats import (
     EXPORTS,
     FORMATS,
     export_format,
-    format_of,
     modernbert,
     modernbert_tokens,
     read,
@@ -47,62 +43,12 @@ from modernbert_train.weights.formats import (
 )
 from modernbert_train.weights.formats.classifiers import KINDS
 from modernbert_train.weights.formats.tensors import from_hf, heads_among, places_of, to_hf, unsupported_heads
-from modernbert_train.weights.hf_folder import load_weights
-from tests.support.exported import CONFIG, edit, write
-
-# window of 8: local layers see a token and 3 before it; the longest sequence is many times longer
-BOUNDARIES = [0, 3, 70, 71, 160]
+from tests.support.exported import edit, write
 
 
 @pytest.fixture
 def decoder(model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path) -> Path:
     return write(model, tokenizer_folder, tmp_path / "hf", order="causal")
-
-
-def our_logits(model: ModernBertForMaskedLM, ids_T: Tensor) -> Tensor:
-    model.set_phase(CONFIG)
-    with torch.no_grad():
-        hidden_TD = model.encode(lay_out(ids_T, BOUNDARIES, order="causal"))
-        return model.logits(hidden_TD, torch.arange(len(ids_T)))
-
-
-@pytest.mark.runs
-def test_the_decoder_computes_the_same_in_transformers(model: ModernBertForMaskedLM, decoder: Path) -> None:
-    """Sequences in one packed buffer here, one by one there; both kinds of layers, and longer than the window."""
-    twin, report = transformers.AutoModelForCausalLM.from_pretrained(decoder, output_loading_info=True)
-    assert isinstance(twin, transformers.ModernBertDecoderForCausalLM)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    assert {*twin.config.layer_types} == {"full_attention", "sliding_attention"} and twin.config.sliding_window == 4
-    assert twin.config.rope_parameters["sliding_attention"]["rope_theta"] == 5_000.0
-    ids_T = torch.randint(0, 8, (160,), generator=torch.Generator().manual_seed(0))
-    logits_TV = our_logits(model, ids_T)
-    with torch.no_grad():
-        for start, end in itertools.pairwise(BOUNDARIES):
-            theirs = twin.eval()(ids_T[None, start:end]).logits[0]
-            torch.testing.assert_close(theirs, logits_TV[start:end], atol=1e-5, rtol=0)
-
-
-def test_one_more_token_in_the_window_is_another_model(model: ModernBertForMaskedLM, decoder: Path) -> None:
-    """Ettin's training saw one token more than transformers does; this shows that the test above would notice."""
-    edit(decoder, sliding_window=5, local_attention=10)
-    twin = transformers.AutoModelForCausalLM.from_pretrained(decoder).eval()
-    ids_T = torch.randint(0, 8, (160,), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        theirs = twin(ids_T[None, 71:]).logits[0]
-    assert (theirs - our_logits(model, ids_T)[71:]).abs().max() > 1e-2
-
-
-@pytest.mark.runs
-def test_a_decoder_comes_back_bit_by_bit(model: ModernBertForMaskedLM, decoder: Path, tmp_path: Path) -> None:
-    """From our file and from transformers', including its kind."""
-    transformers.AutoModelForCausalLM.from_pretrained(decoder).save_pretrained(tmp_path / "theirs")
-    original = model.state_dict()
-    for folder in (decoder, tmp_path / "theirs"):
-        said = read_folder(folder)
-        assert (said.model, said.order, said.max_tokens) == (CONFIG, "causal", 512)
-        weights = load_weights(folder)
-        assert weights.keys() == original.keys()
-        assert all(torch.equal(weights[name], original[name]) for name in original)
 
 
 @pytest.mark.parametrize(
@@ -213,26 +159,6 @@ def test_an_untied_decoder_is_not_exported() -> None:
     weights["decoder.weight"] = weights["decoder.weight"] + 1
     with pytest.raises(ConfigError, match=r"decoder\.weight is not tied"):
         to_hf(modernbert.FORMAT, weights, config)
-
-
-@pytest.mark.parametrize("kind", [*FORMATS])
-def test_what_a_config_json_leaves_out_is_what_transformers_fills_in(kind: str) -> None:
-    """Older files omit defaults; our norm's eps instead of transformers' would change every output."""
-    if kind == "neobert":
-        pytest.skip("transformers has no such class")
-    given = {"model_type": kind, "architectures": None}
-    given |= {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]} if kind.startswith("deberta") else {}
-    given |= {"position_biased_input": False, "type_vocab_size": 0} if kind.startswith("deberta") else {}
-    given |= (
-        {"share_att_key": True, "norm_rel_ebd": "layer_norm", "position_buckets": 256} if kind == "deberta-v2" else {}
-    )
-    given |= {"embedding_size": 256} if kind == "electra" else {}
-    given |= {"position_embedding_type": "rotary"} if kind == "esm" else {}
-    if kind == "modernbert-decoder":
-        given["architectures"] = ["ModernBertDecoderForCausalLM"]
-    their = transformers.CONFIG_MAPPING[kind](**{key: value for key, value in given.items() if key != "model_type"})
-    filled = json.loads(their.to_json_string(use_diff=False)) | given
-    assert format_of(given, "x").read(given, "x") == format_of(filled, "x").read(filled, "x")
 
 
 def test_scaled_positions_of_local_layers_alone_are_refused_and_layer_types_win() -> None:
