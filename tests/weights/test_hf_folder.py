@@ -194,40 +194,6 @@ def test_a_senseless_theta_is_not_exported(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "model_type='gpt2'"),
-        ({"model_type": "bert"}, "model_type='bert', architectures="),
-        ({"architectures": ["ModernBertForImages"]}, "ModernBertForImages"),
-        ({"hidden_size": "64"}, "hidden_size='64', not a whole number above 0"),
-        ({"vocab_size": 64.5}, "vocab_size=64.5, not a whole number above 0"),
-        ({"num_attention_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
-        ({"global_attn_every_n_layers": 0, "layer_types": "absent"}, "global_attn_every_n_layers=0"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "not an object for each of full_attention and"),
-        (
-            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
-            "local layers are scaled as",
-        ),
-        ({"rope_parameters": {"full_attention": {"rope_type": "longrope", "factor": 4.0}}}, "'longrope'"),
-        ({"hidden_activation": "silu"}, "hidden_activation='silu'"),
-        ({"mlp_bias": True}, "mlp_bias=True"),
-        ({"decoder_bias": False}, "decoder_bias=False"),
-        ({"rope_parameters": "absent", "local_rope_theta": -1}, "local_rope_theta=-1, not a number above 0"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "transformers ignores a `type` here"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic'.*default, linear, llama3 and yarn"),
-        ({"layer_types": ["sliding_attention"] * 5}, r"layer_types makes layers \[\] of 5 global"),
-        ({"global_attn_every_n_layers": 3}, r"layers \[0, 2, 4\] of 5 global.*global_attn_every_n_layers=3"),
-    ],
-)
-def test_another_architecture_is_refused(exported: Path, changes: dict[str, Any], message: str) -> None:
-    """Its weights might even load, with another meaning."""
-    edit(exported, **changes)
-    with pytest.raises(DataError, match=message) as error:
-        read_folder(exported)
-    assert str(exported / "config.json") in str(error.value)
-
-
 @pytest.mark.parametrize("what", BAD_TENSORS)
 def test_tensors_that_are_none_are_named(exported: Path, what: str) -> None:
     """Any header of a downloaded file leads to an error with the file's name and not to a traceback."""

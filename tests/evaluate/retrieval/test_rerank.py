@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,15 +13,11 @@ from modernbert_train.__main__ import main
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.rerank import by_score, read_candidates
-from tests.support.beir import BERT, WriteBeir, make_encoder, write_lines
+from tests.support.beir import BERT, WriteBeir, make_encoder, result_of, write_lines
 from tests.support.finetuning import FAST
 from tests.support.needs import needs
 
 needs("sentence_transformers", "the extra retrieval is not installed")
-
-
-def result_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
 def ndcg(ranked: Mapping[str, Sequence[str]], qrels: Mapping[str, Mapping[str, int]]) -> float:

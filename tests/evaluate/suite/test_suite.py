@@ -24,8 +24,9 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.suite.efficiency import draw
 from modernbert_train.evaluate.suite.plan import Plan, read_suite
 from modernbert_train.weights.names import NamedModel
-from tests.evaluate.finetune import fake_runs
+from tests.support import fake_runs
 from tests.support.beir import WriteBeir
+from tests.support.fake_runs import starts
 from tests.support.labelled import WriteTask
 
 YAMLS = Path(__file__).parents[3] / "yamls"
@@ -65,11 +66,6 @@ def run(suite: Path, out: Path, *words: object, code: int = 0) -> dict[str, Any]
     return json.loads((out / "table.json").read_text()) if (out / "table.json").exists() else {}
 
 
-def began(out: Path) -> dict[str, int]:
-    """Count the starts of each run."""
-    return {file.parent.name: len(file.read_text().splitlines()) for file in out.glob("*/starts")}
-
-
 @pytest.mark.runs
 def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
@@ -80,7 +76,7 @@ def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
         published={"theirs": {"source": "a paper", "figures": {"tone": 90.5}}},
     )
     table = run(suite, tmp_path / "out", *fakes)
-    assert len(began(tmp_path / "out")) == 8
+    assert len(starts(tmp_path / "out")) == 8
     for row in table["rows"][:2]:
         (cell,) = row["cells"]
         with_first = {each["choice"]: each["value"] for each in cell["runs"] if each["seed"] == 1}
@@ -122,11 +118,13 @@ def test_more_seeds_and_other_settings_are_added_and_never_mixed(
     one = run(write_suite({"tone": {}}), out, fakes[0])["rows"][0]["cells"][0]
     more = run(write_suite({"tone": {}}), out, fakes[0], "--seeds", 1, 2, 3)["rows"][0]["cells"][0]
     assert (one["n"], more["n"]) == (2, 3) and one["seeds"].items() <= more["seeds"].items()
-    assert set(began(out).values()) == {1} and len(began(out)) == 3
+    assert set(starts(out).values()) == {1} and len(starts(out)) == 3
     other = run(write_suite({"tone": {"keys": {"lr": 9e-3}}}), out, fakes[0])["rows"][0]["cells"][0]
-    assert len(began(out)) == 5 and not {each["run"] for each in other["runs"]} & {each["run"] for each in more["runs"]}
+    assert len(starts(out)) == 5 and not {each["run"] for each in other["runs"]} & {
+        each["run"] for each in more["runs"]
+    }
     assert run(write_suite({"tone": {}}), out, fakes[0])["rows"][0]["cells"][0] == one
-    assert set(began(out).values()) == {1}
+    assert set(starts(out).values()) == {1}
 
 
 @pytest.mark.runs
@@ -141,11 +139,11 @@ def test_a_task_without_its_data_costs_one_start_and_no_other_task(
     (out / fake_runs.BEHAVE).write_text(json.dumps({"fail": lost}))
     table = run(suite, out, fakes[0], code=65)
     cells = table["rows"][0]["cells"]
-    assert began(out)[lost[0]] == 1 and len(began(out)) == 3 and len(lost) == 2
+    assert starts(out)[lost[0]] == 1 and len(starts(out)) == 3 and len(lost) == 2
     assert cells[0]["mean"] is None and "the texts are missing" in cells[0]["failed"][0] and cells[1]["n"] == 2
     assert "| one | failed |" in (out / "table.md").read_text()
     (out / fake_runs.BEHAVE).unlink()
-    assert run(suite, out, fakes[0], code=65) == table and began(out)[lost[0]] == 1
+    assert run(suite, out, fakes[0], code=65) == table and starts(out)[lost[0]] == 1
     assert "Add --retry to repeat what failed" in capsys.readouterr().err
     assert run(suite, out, fakes[0], "--retry")["rows"][0]["cells"][0]["n"] == 2
     assert "table.md" in capsys.readouterr().out
@@ -163,7 +161,7 @@ def test_a_choice_whose_texts_are_missing_leaves_the_other_choices(
     behave(plan, "fail", *lost)
     (cell,) = run(suite, plan.out, fakes[0], code=65)["rows"][0]["cells"]
     assert cell["chosen"].startswith("label_column=label, ") and cell["n"] == cell["of"] == 2
-    assert len(lost) == 4 and len({*lost} & began(plan.out).keys()) == 1 and len(began(plan.out)) == 5
+    assert len(lost) == 4 and len({*lost} & starts(plan.out).keys()) == 1 and len(starts(plan.out)) == 5
     (reason,) = cell["failed"]
     assert reason.count("label_column=lost") == 4 and "error: the texts are missing. Name others." in reason
 
@@ -194,7 +192,7 @@ def test_a_value_that_diverges_is_the_worst_of_its_choices_and_costs_no_cell(
     assert (
         reason[how] in lost["problem"] and f"tone of one: {lost['choice']} seed 1: {reason[how]}" in table["notes"][1]
     )
-    assert run(suite, plan.out, fakes[0]) == table and set(began(plan.out).values()) == {1}
+    assert run(suite, plan.out, fakes[0]) == table and set(starts(plan.out).values()) == {1}
     (plan.out / fake_runs.BEHAVE).unlink()
     (again,) = run(suite, plan.out, fakes[0], "--retry")["rows"][0]["cells"]
     assert again["chosen"] == lost["choice"] and not again["failed"]
@@ -278,7 +276,7 @@ def test_two_commands_never_fill_one_folder(
     table = run(suite, out, fakes[0])
     with held(out, ""):
         assert run(suite, out, *fakes, code=78) == table
-    assert "out: in use by process" in capsys.readouterr().err and set(began(out).values()) == {1}
+    assert "out: in use by process" in capsys.readouterr().err and set(starts(out).values()) == {1}
 
 
 @pytest.mark.runs

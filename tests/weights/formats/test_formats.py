@@ -6,7 +6,6 @@ If this breaks, a model trained in causal order is published as one that compute
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,6 @@ from modernbert_train.config.schema import (
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import all_shapes, build_model, shapes_of
 from modernbert_train.models.init import initialize
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.formats import (
     CLASSES,
     DISCRIMINATORS,
@@ -39,35 +37,9 @@ from modernbert_train.weights.formats import (
     modernbert,
     modernbert_tokens,
     read,
-    read_folder,
 )
 from modernbert_train.weights.formats.classifiers import KINDS
 from modernbert_train.weights.formats.tensors import from_hf, heads_among, places_of, to_hf, unsupported_heads
-from tests.support.exported import edit, write
-
-
-@pytest.fixture
-def decoder(model: ModernBertForMaskedLM, tokenizer_folder: Path, tmp_path: Path) -> Path:
-    return write(model, tokenizer_folder, tmp_path / "hf", order="causal")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"architectures": ["ModernBertDecoderForSequenceClassification"]}, "only model_type=modernbert-decoder"),
-        ({"local_attention": None}, "local_attention=None; this encoder has local layers"),
-        ({"sliding_window": 5}, "sliding_window=5; with local_attention=8 this encoder only knows 4"),
-        ({"decoder_bias": False}, "decoder_bias=False"),
-        ({"model_type": "gpt2"}, "model_type='gpt2'; only model_type=modernbert, modernbert-decoder, bert, roberta"),
-        ({"model_type": ["bert"]}, r"model_type=\['bert'\]; only"),
-    ],
-)
-def test_another_decoder_is_refused(decoder: Path, changes: dict[str, Any], message: str) -> None:
-    edit(decoder, **changes)
-    with pytest.raises(DataError, match=message) as error:
-        read_folder(decoder)
-    assert str(error.value).startswith(f"{decoder}/config.json: ")
-
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "num_layers": 3, "num_heads": 2, "intermediate_size": 48

@@ -1,6 +1,6 @@
 """Stand-ins for fine-tuning runs: processes that take no time, and end as BEHAVE says.
 
-python -m tests.evaluate.finetune.fake_runs finetune TASK --model MODEL ...   # the verb, with such runs
+python -m tests.support.fake_runs finetune TASK --model MODEL ...   # the verb, with such runs
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ def _command(cell: Cell, out: Path) -> list[str]:
 def figure_of(name: str) -> float:
     """Return the figure of a run."""
     return int(hashlib.sha256(name.encode()).hexdigest()[:4], 16) / 65536
+
+
+def starts(out: Path) -> dict[str, int]:
+    """Count the starts of each run."""
+    return {file.parent.name: len(file.read_text().splitlines()) for file in out.glob("*/starts")}
 
 
 def run(name: str, source: str, result: str) -> int:
