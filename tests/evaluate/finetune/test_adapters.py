@@ -13,11 +13,11 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.core.tensor_files import read_tensors
 from modernbert_train.weights.adapter import WEIGHTS
-from tests.support.finetuning import FAST, finetune, weights
+from tests.support.finetuning import FAST, finetune
 from tests.support.labelled import WriteTask, sentences
+from tests.support.runs import weights
 
 pytestmark = pytest.mark.runs
-LONGER = ("bert", "deberta", "distilbert", "albert")
 LORA = ["lora.rank=4", "lora.lr=2e-2"]
 
 

@@ -24,9 +24,10 @@ from modernbert_train.config.load import load_run
 from modernbert_train.core.files import lock_now
 from modernbert_train.distributed import bf16
 from tests.support import forked
-from tests.support.finetuning import FAST, finetune, metrics, predictions, weights, write_tags
+from tests.support.finetuning import FAST, finetune, metrics, predictions, write_tags
 from tests.support.labelled import PLAIN, WriteTask, sentences, write_choices, write_questions, write_tsv
 from tests.support.paths import ROOT
+from tests.support.runs import weights
 
 pytestmark = pytest.mark.runs
 

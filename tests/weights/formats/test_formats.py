@@ -13,15 +13,11 @@ import torch
 import transformers
 
 from modernbert_train.config.schema import (
-    AlbertConfig,
     BertConfig,
     DebertaConfig,
-    DistilBertConfig,
-    EsmConfig,
     LlamaConfig,
     ModelConfig,
     ModernBertConfig,
-    NeoBertConfig,
     SentenceOrderConfig,
     XLNetConfig,
 )
@@ -40,34 +36,18 @@ from modernbert_train.weights.formats import (
 )
 from modernbert_train.weights.formats.classifiers import KINDS
 from modernbert_train.weights.formats.tensors import from_hf, heads_among, places_of, to_hf, unsupported_heads
+from tests.support.encoders import ENCODERS, LLAMAS, ROBERTA
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "num_layers": 3, "num_heads": 2, "intermediate_size": 48
-}  # fmt: skip
-MODELS: list[ModelConfig] = [
-    ModernBertConfig(**SHAPE, local_attention=8),
-    BertConfig(**SHAPE, max_positions=40),
-    BertConfig(**SHAPE, max_positions=40, segments=1, position_offset=2),
-    AlbertConfig(**SHAPE, embedding_size=16, max_positions=40, groups=3),
-    AlbertConfig(**SHAPE, embedding_size=16, max_positions=40, sharing="ffn"),
-    XLNetConfig(**SHAPE),
-    DebertaConfig(**SHAPE, buckets=8, max_distance=16),
-    LlamaConfig(**SHAPE, tied=False, qk_norm=True),
-    DistilBertConfig(**SHAPE, max_positions=40),
-    NeoBertConfig(**SHAPE),
-    EsmConfig(**SHAPE),
-]
-NAMES = ["modernbert", "bert", "roberta", "albert", "albert that shares its ffn", "xlnet", "deberta", "llama"]
-NAMES += ["distilbert", "neobert", "esm"]
+MODELS: dict[str, ModelConfig] = ENCODERS | {"roberta": ROBERTA} | {name: LLAMAS[name] for name in ("untied", "qwen3")}
 DECODERS = (ModernBertConfig, BertConfig, XLNetConfig, LlamaConfig)  # architectures with a decoder in transformers
 ORDERS: list[tuple[ModelConfig, Any]] = [
     *(
         (config, order)
-        for config in MODELS
+        for config in MODELS.values()
         for order in ("all", "causal")
         if order == "all" or isinstance(config, DECODERS)
     ),
-    *((config, "given") for config in MODELS),  # as for models that see all
+    *((config, "given") for config in MODELS.values()),  # as for models that see all
 ]
 
 
@@ -80,15 +60,16 @@ def test_every_parameter_has_a_place_of_its_own(config: ModelConfig, order: Any)
     assert len(set(places)) == len(places)
     assert [name for name in places if hub.today(name) != name] == []
     lost = {ours.partition(".")[0] for ours in shapes if not places_of(hub, ours, config)}
-    of_tokens = {"token_head"} if config != MODELS[6] else set()
-    of_pairs = {"pair_head"} if config in (MODELS[0], MODELS[2], *MODELS[5:]) else set()
+    of_tokens = set() if isinstance(config, DebertaConfig) else {"token_head"}
+    of_pairs = set() if config.model_type in ("bert", "albert") else {"pair_head"}
     assert lost == of_tokens | of_pairs
     assert {*shapes_of(config, SentenceOrderConfig())} == {each for each in shapes if not each.startswith("token_head")}
 
 
-@pytest.mark.parametrize("config", MODELS[:2], ids=["modernbert", "bert"])
-def test_a_head_that_detects_replaced_tokens_has_a_place_of_its_own(config: ModelConfig) -> None:
+@pytest.mark.parametrize("name", ["modernbert", "bert"])
+def test_a_head_that_detects_replaced_tokens_has_a_place_of_its_own(name: str) -> None:
     """The head has a separate format; only a generator's predictions of tokens have a place there."""
+    config = MODELS[name]
     hub = export_format(config, "all", {"model", "token_head"})
     shapes = [name for name in all_shapes(config) if name.startswith(("model.", "token_head."))]
     places = [name for ours in shapes for parts in places_of(hub, ours, config) for name in parts]
@@ -96,7 +77,7 @@ def test_a_head_that_detects_replaced_tokens_has_a_place_of_its_own(config: Mode
     assert [name for name in places if hub.today(name) != name] == []
 
 
-@pytest.mark.parametrize("config", MODELS, ids=NAMES)
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_a_pair_head_is_kept_where_it_has_a_place(config: ModelConfig) -> None:
     model = build_model(config, SentenceOrderConfig())
     initialize(model, config, seed=3)
@@ -122,11 +103,11 @@ def test_weights_for_which_there_is_no_format_are_not_exported() -> None:
         pass
 
     with pytest.raises(ConfigError, match=r"model\.name=toy: transformers lacks such a model"):
-        export_format(Toy(name="toy", **SHAPE, norm_eps=1e-5, init_std=0.02, init_cutoff=2.0), "all")
+        export_format(Toy(name="toy"), "all")
 
 
 def test_an_untied_decoder_is_not_exported() -> None:
-    config = MODELS[0]
+    config = MODELS["modernbert"]
     weights = dict(build_model(config, SentenceOrderConfig()).state_dict())
     weights["decoder.weight"] = weights["decoder.weight"] + 1
     with pytest.raises(ConfigError, match=r"decoder\.weight is not tied"):
