@@ -93,7 +93,7 @@ def predict(run: Path, task_name: str, file: Path, splits: Sequence[str], overri
     config, (task, _) = load_run([run / "config.yaml"]), read_task(task_name, overrides)
     made = read_json(run / "task" / ABOUT)["asked"]
     objective = cast(LabelledConfig, config.objective)
-    labels = [] if objective.task_kind == "regression" else list(objective.labels)
+    labels = list(objective.labels)
     known = next(iter(task.validation.values()))  # small, while the training texts are many
     asked = replace(task, train=known, validation={}, predict={_name(each): each for each in splits}, labels=labels)
     shutil.rmtree(run / FOLDER, ignore_errors=True)  # of other splits, or of a process that was killed
