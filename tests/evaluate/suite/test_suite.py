@@ -260,8 +260,8 @@ time.sleep(60)
 
     def start(words: list[str], *args: Any, **more: Any) -> Any:
         speed = "modernbert_train.evaluate.suite.efficiency"
-        at = words.index(speed) + 1 if speed in words else None
-        return real(words if at is None else [sys.executable, "-c", program, words[at]], *args, **more)
+        model = words[words.index("--model") + 1] if speed in words else None
+        return real(words if model is None else [sys.executable, "-c", program, model], *args, **more)
 
     monkeypatch.setattr("modernbert_train.distributed.run_jobs.subprocess.Popen", start)
     suite = write_suite({"tone": {}}, seeds=[1], efficiency={"lengths": [16], "tokens": 64, "repeats": 1})
