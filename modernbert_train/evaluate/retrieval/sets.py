@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN = ("main_score", *RANKING, "query_terms", "document_terms")
 Figures = dict[str, dict[str, float]]
+Measured = tuple[dict[str, float], dict[str, Any]]  # figures of a set, and facts about its data
 
 
 @dataclass(frozen=True)
@@ -151,10 +153,8 @@ def _folder_task(beir: Beir) -> Any:
     return task
 
 
-def measure(
-    each: Set, model: Watched | Bm25, config: EvaluateConfig, out: Path
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the figures of a model on a set, and facts about the set's data; they are kept in `out`.
+def measure(each: Set, model: Watched | Bm25, config: EvaluateConfig, out: Path) -> Measured:
+    """Return the figures of a model on a set; `out` receives mteb's own result.
 
     Raises:
         ConfigError, DataError: see `task_of`.
@@ -162,10 +162,6 @@ def measure(
     import mteb
     from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-    asked = asked_of(each, config) | {"weights": model.weights_sha256, "about": asdict(model.about)}
-    file = out / "sets" / f"{each.name}.json"
-    if (kept := _kept(file, asked)) is not None:
-        return kept
     task = task_of(each, config)
     ranks = isinstance(task, AbsTaskRetrieval)
     model.begin(each.name, _totals(task) if ranks else {})
@@ -176,9 +172,7 @@ def measure(
         task.metadata.main_score: scores["main_score"],
     }  # fmt: skip
     figures |= model.terms() if each.ranks else {}
-    about = {} if each.task is None else {"mteb": mteb.__version__} | about
-    keep(file, asked, figures, about)
-    return figures, about
+    return figures, {} if each.task is None else {"mteb": mteb.__version__} | about
 
 
 def evaluate_task(
@@ -218,22 +212,34 @@ def asked_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
     return about | {"files": [file_sha256(file) for file in files]}
 
 
-def _kept(file: Path, asked: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]] | None:
-    """Return the figures of a set that a process has finished before; None if there are none of the same."""
-    try:
+def identity_of(model: Watched | Bm25) -> dict[str, Any]:
+    """Return what determines the scores of a model."""
+    return {"weights": model.weights_sha256, "about": asdict(model.about)}
+
+
+def measured_once(
+    each: Set, config: EvaluateConfig, identity: dict[str, Any], out: Path, measure: Callable[[Set], Measured]
+) -> Measured:
+    """Return the figures of a set that a process has finished before; else measure it, and keep them.
+
+    Args:
+        each: the set.
+        config: of the evaluation.
+        identity: weights and settings that determine the scores.
+        out: folder; files are in its `sets`.
+        measure: called if none of the same are there.
+    """
+    asked, file = asked_of(each, config) | identity, out / "sets" / f"{each.name}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
         found = read_json(file)
-        if found["asked"] != json.loads(json.dumps(asked)):
-            return None
-        print(f"{file.stem}: measured before, see {file}", flush=True)
-        return found["figures"], found["about"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def keep(file: Path, asked: Mapping[str, Any], figures: Mapping[str, float], about: Mapping[str, Any]) -> None:
-    """Keep the figures of a finished set."""
+        if found["asked"] == json.loads(json.dumps(asked)):
+            kept = found["figures"], found["about"]
+            print(f"{each.name}: measured before, see {file}", flush=True)
+            return kept
+    figures, about = measure(each)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps({"asked": asked, "figures": figures, "about": about}, indent=2) + "\n")
+    return figures, about
 
 
 def _totals(task: Any) -> dict[str, int]:
