@@ -66,15 +66,20 @@ def open_set(name: str, config: EvaluateConfig, key: str = "", label: str | None
     Raises:
         DataError: see `read_beir`.
     """
-    if name.startswith(MTEB):
-        own = name.removeprefix(MTEB)
-        return Set(label or own, None, own, ranks=False)
+    if (task := task_named(name, config)) is not None:
+        ranks = not name.startswith(MTEB)
+        return Set(label or name.removeprefix(MTEB).replace("/", "-"), None, task, ranks=ranks)
     folder = beir_folder(name, config.beir_folder)
+    return Set(label or on_one_line(folder.resolve().name), read_beir(folder, config.split, key), None, ranks=True)
+
+
+def task_named(name: str, config: EvaluateConfig) -> str | None:
+    """Return the name of the task of mteb that a set is; None for a folder."""
+    if name.startswith(MTEB):
+        return name.removeprefix(MTEB)
     first, _, part = name.partition("/")
     task = f"CQADupstack{part.title()}Retrieval" if first == "cqadupstack" and part else BEIR.get(name)
-    if not folder.exists() and task is not None:
-        return Set(label or name.replace("/", "-"), None, task, ranks=True)
-    return Set(label or on_one_line(folder.resolve().name), read_beir(folder, config.split, key), None, ranks=True)
+    return None if beir_folder(name, config.beir_folder).exists() else task
 
 
 def find_task(name: str) -> Any:
@@ -93,6 +98,11 @@ def find_task(name: str) -> Any:
         kinds = ", ".join(task.metadata.modalities)
         raise ConfigError(f"mteb:{name}: is of {kinds}, and the model reads text. Leave it out.")
     return task
+
+
+def parts_of(task: Any) -> list[Any]:
+    """Return the tasks of mteb in one, such as CQADupstackRetrieval; else the task itself."""
+    return list(getattr(task.metadata, "tasks", None) or [task])
 
 
 def find_tasks(sets: Sequence[Set]) -> None:
@@ -117,7 +127,7 @@ def task_of(each: Set, config: EvaluateConfig) -> Any:
         about = task.metadata
         remedy = "Run where there is a network once, or leave the task out."
         with anything_as(DataError, f"mteb:{about.name}: its data, {about.dataset['path']}, is not available", remedy):
-            for part in getattr(about, "tasks", [task]):  # of several in one, as CQADupstackRetrieval
+            for part in parts_of(task):
                 part.load_data()
     if config.ignore_identical_ids:
         task.ignore_identical_ids = True

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig
+from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig, RetrievalConfig
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.installed import YAMLS
@@ -184,8 +184,17 @@ class Plan:
 
     def finetuned(self, name: str) -> TaskConfig | None:
         """Return the task that `finetune` trains, without its choices; None for retrieval."""
-        task = self.suite.tasks[name]
-        return None if task.finetune is None else self._read_task(self._what(task), self._words(name, NO_CHOICE))[0]
+        config = self.config_of(name, NO_CHOICE)
+        return config if isinstance(config, TaskConfig) else None
+
+    def config_of(self, name: str, choice: Choice) -> TaskConfig | RetrievalConfig | MeasureConfig:
+        """Return the task, the recipe or the keys of `retrieval evaluate`."""
+        task, words = self.suite.tasks[name], self._words(name, choice)
+        if task.finetune is not None:
+            return self._read_task(self._what(task), words)[0]
+        if task.retrieval is not None:
+            return self._read_recipe(self._what(task), words)[0]
+        return self._load(MeasureConfig, (), words)
 
     def seeds_of(self, name: str) -> list[int | None]:
         """Return the seeds of a task; [None] if it is not random."""
@@ -375,7 +384,7 @@ class Plan:
         if task.retrieval is not None:
             recipe, rest = self._read_recipe(self._what(task), words)
             return {**asdict(recipe), **({"run": rest} if rest else {}), "model": source}
-        return {**asdict(self._load(MeasureConfig, (), words)), "beir": self._what(task), "model": source}
+        return {**asdict(self.config_of(name, choice)), "beir": self._what(task), "model": source}
 
 
 def choices_of(task: SuiteTaskConfig) -> list[Choice]:

@@ -32,6 +32,7 @@ def install() -> None:
 def _command(cell: Cell, out: Path) -> list[str]:
     """Return the command of a run whose result is known, so that it imports nothing heavy."""
     from modernbert_train.evaluate.finetune.task import asked, named_model, read_task
+    from modernbert_train.weights.names import weights_hash
 
     figures: dict[str, Any]
     own = ["--model", cell.model, *cell.overrides, f"runs_folder={out}", f"name={cell.name}"]
@@ -39,15 +40,18 @@ def _command(cell: Cell, out: Path) -> list[str]:
         return [sys.executable, "-m", "tests.evaluate.finetune.fake_runs", "predicted", cell.task, *own]
     if cell.module != "modernbert_train":
         return [sys.executable, "-m", cell.module, cell.task, *own]
+    now = weights_hash(named_model(cell.model).source)
     if cell.verb != ("finetune",):  # retrieval
         figures = {cell.task: {name: figure_of(cell.name) for name in ("ndcg_at_10", "main_score")}}
         result = {"task": cell.task, "seed": None, "figures": figures, "settings": {}, "source": cell.model}
+        result["source_weights"] = now
     else:
         words = [*cell.overrides, f"runs_folder={out}", f"name={cell.name}", f"seed={cell.seed}"]
         task, rest = read_task(cell.task, words)
         figures = {metric: figure_of(cell.name) for metric in task.measured}
         result = {
             "task": Path(cell.task).stem, "source": cell.model, "seed": cell.seed, "weights": "scratch",
+            "source_weights": now,
             "figures": {split: figures | {"loss": 1.0, "num_texts": 9.0} for split in task.validation},
             "settings": {"kind": task.kind, "validation": task.validation, "metrics": task.metrics, "best": task.best},
             "counted": {"epoch": 1, "step": 4, "checkpoint": BEST},
