@@ -68,7 +68,7 @@ def evaluate_suite(
         _run(plan, out, jobs, retry)
         return
     missing = missing_data(plan)
-    head = f"{plural(len(missing), 'data set')} missing:" if missing else "no data is missing"
+    head = f"{plural(len(missing), 'data set')} missing or unfit:" if missing else "no data is missing"
     print(printable("\n".join([head, *missing])))
 
 
