@@ -72,7 +72,7 @@ def predict(task_name: str, run: Path, words: Sequence[str], out: Path) -> None:
     config, (task, _) = load_run([run / "config.yaml"]), read_task(task_name, overrides)
     made = read_json(run / "task" / ABOUT)["asked"]
     objective = cast(LabelledConfig, config.objective)
-    labels = [] if objective.task_kind == "regression" else list(objective.labels)
+    labels = list(objective.labels)
     known = next(iter(task.validation.values()))  # small, while the training texts are many
     splits = {each.split.replace("/", "-"): each.split for each in files.values()}
     asked, texts = replace(task, train=known, validation={}, predict=splits, labels=labels), out / "task"
