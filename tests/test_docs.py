@@ -31,7 +31,7 @@ from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.config.tools.retrieval import RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError
-from tests.docs.figures import FIGURES, Figure, pattern_of
+from tests.docs.figures import FIGURES, RACE, Figure, pattern_of, race_picture
 from tests.support.page_texts import _texts
 from tests.support.pages import PAGES, blocks, commands
 from tests.support.paths import ROOT
@@ -153,6 +153,10 @@ def test_a_figure_is_the_same_on_every_page_and_in_its_source(figure: Figure) ->
     for page, place in figure.places:
         quoted = pattern_of(place).findall((ROOT / page).read_text(encoding="utf-8"))
         assert quoted == [figure.source()], f"{page}: run `make figures`"
+
+
+def test_the_picture_of_the_race_is_of_its_results() -> None:
+    assert RACE.read_text(encoding="utf-8") == race_picture(), "run `make figures`"
 
 
 def test_the_pages_are_few_enough_to_be_read() -> None:

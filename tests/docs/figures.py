@@ -12,6 +12,8 @@ from functools import cache
 from io import StringIO
 from typing import NamedTuple
 
+from benchmarks.race.protocol import HERE, Protocol
+from benchmarks.race.table import picture_of, read_results, table_of
 from modernbert_train.__main__ import main
 from modernbert_train.models.build import ENCODERS
 from modernbert_train.objectives import OBJECTIVES
@@ -79,6 +81,19 @@ def drill(column: int) -> Callable[[], str]:
     return lambda: f"{int(measured(row)()):,}"
 
 
+RACE = ROOT / "docs/better-recipe.svg"
+
+
+def race_picture() -> str:
+    """Return the curves of the race's committed results."""
+    return picture_of(Protocol.read(HERE / "protocol.yaml"), read_results(HERE / "results.jsonl"))
+
+
+def raced() -> str:
+    """Return the table of the race's committed results."""
+    return table_of(Protocol.read(HERE / "protocol.yaml"), read_results(HERE / "results.jsonl"))
+
+
 BASE, README, PLAN = "modernbert-base", "README.md", "docs/plan.md"
 FIGURES = (
     Figure("days of base", planned(BASE, r"takes +(.+?) d, predicted"), (
@@ -126,6 +141,7 @@ FIGURES = (
         ("docs/speedrun.md", "without the embedding | {} | 2,500,562"),)),
     Figure("seconds of the speedrun", measured(r"tokens\), (\d+) CPU seconds for `train`"), (
         ("docs/speedrun.md", "| 2,500,562 | {} | 0 |"),)),
+    Figure("race", raced, (("docs/better-recipe.md", "standard errors.\n\n{}\n![Held-out"),)),
     Figure("encoders", lambda: number_of(ENCODERS), (
         ("docs/alternatives.md", "early errors; {} families of encoders"), (README, "objectives for {} families"))),
     Figure("objectives", lambda: number_of(OBJECTIVES), (
@@ -136,7 +152,8 @@ FIGURES = (
 def pattern_of(place: str) -> re.Pattern[str]:
     """Return the pattern of a place, with a group for the figure."""
     before, after = (re.escape(part) for part in place.split("{}"))
-    return re.compile(f"(?<={before})([^|]+?)(?={after})" if after else f"(?<={before})(.+)")
+    figure = r"[\s\S]+?" if place.partition("{}")[0].endswith("\n\n") else "[^|]+?"  # a table, or a cell at most
+    return re.compile(f"(?<={before})({figure})(?={after})" if after else f"(?<={before})(.+)")
 
 
 def write() -> None:
@@ -147,6 +164,7 @@ def write() -> None:
             changed, count = pattern_of(place).subn(figure.source().replace("\\", r"\\"), text, count=1)
             assert count == 1, f"{page} has no {place!r}, see {figure.name} in tests/docs/figures.py"
             (ROOT / page).write_text(changed, encoding="utf-8")
+    RACE.write_text(race_picture(), encoding="utf-8")
 
 
 if __name__ == "__main__":
