@@ -239,7 +239,7 @@ FAULTS = (
         "totals.clamp(min=1) / num_ranks()",
         "totals.clamp(min=1)",
         "gradients of the same size on any number of ranks",
-        ("tests/train/test_accumulation.py",),
+        ("tests/train/test_terms.py",),
     ),
     Fault(
         "term-count",
@@ -828,7 +828,7 @@ FAULTS = (
         "derive(seed, _DROPOUT, step)",
         "derive(seed, _DROPOUT)",
         "dropout: the same neurons in every step",
-        ("tests/train/test_keyed_dropout.py",),
+        ("tests/train/test_accumulation.py",),
     ),
     Fault(
         "z-loss-wire",

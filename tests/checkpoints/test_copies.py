@@ -173,19 +173,6 @@ def test_a_copy_that_broke_off_is_invisible_and_removed_by_the_next(home: Home) 
     assert home.names() == ["step-00000003", "step-00000004"]
 
 
-def test_a_lost_folder_comes_back_with_its_record(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    write(home.checkpoints, 2, phase_end=True)
-    write(home.checkpoints, 3)
-    (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
-    home.copy_all()
-    shutil.rmtree(home.folder)
-    fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
-    found, passed_over = newest_valid(home.checkpoints)
-    assert found is not None and found.step == 3 and passed_over == []
-    assert (home.folder / "metrics.jsonl").read_text() == '{"kind": "step", "step": 3}\n'
-    assert "step-00000003 brought back from file://" in capsys.readouterr().out
-
-
 def test_the_newer_of_both_homes_wins(home: Home) -> None:
     write(home.checkpoints, 2)
     home.copy_all()

@@ -93,15 +93,6 @@ def test_a_phase_may_have_shares_of_its_own() -> None:
     assert phase_weights(only.data, only.phases["decay"], own) == {"a": 0, "b": 1}
 
 
-def test_shares_of_the_whole_run_by_hand() -> None:
-    """Two phases of the same length: all of a, then four fifths of b."""
-    streams = {"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}
-    asked = config(streams, decay={"b": 0.8, "a": 0.2})
-    assert token_shares(asked.data, asked.phases.values(), {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx(
-        {"a": 0.6, "b": 0.4}
-    )
-
-
 def test_a_long_phase_counts_for_as_long_as_it_is() -> None:
     """Nine tenths of the run are all of a: the card and the unigram baseline must not call it half."""
     streams = {"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}

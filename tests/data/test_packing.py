@@ -5,7 +5,6 @@ If this breaks, text is silently lost or repeated, or the GPU computes on paddin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -153,24 +152,6 @@ def test_no_chunk_waits_longer_than_promised(stream: tuple[tuple[int, list[int]]
         assert len(packer.waiting()) - sum(map(len, packer.ready)) <= window  # memory is bounded too
     for index, row in enumerate(all_rows(packer)):
         assert all(index - placed_at[chunk.document] <= max_wait + window for chunk in row)
-
-
-@settings(max_examples=50, deadline=None)
-@given(Streams, st.integers(0, 60))
-def test_a_saved_packer_continues_with_the_same_rows(stream: tuple[tuple[int, list[int]], int, int], stop: int) -> None:
-    (row_tokens, lengths), window, max_wait = stream
-    whole, first = (GreedyPacker(row_tokens, window, max_wait) for _ in range(2))
-    for document, length in enumerate(lengths):
-        whole.place(Chunk(0, document, 0, length))
-        if document < stop:
-            first.place(Chunk(0, document, 0, length))
-    second = GreedyPacker(row_tokens, window, max_wait)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second.state_dict() == first.state_dict()
-    for document, length in enumerate(lengths[stop:], start=min(stop, len(lengths))):
-        second.place(Chunk(0, document, 0, length))
-    assert second.state_dict() == whole.state_dict()
-    assert all_rows(second) == all_rows(whole)
 
 
 @settings(max_examples=50, deadline=None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import Random
@@ -30,7 +29,7 @@ from modernbert_train.core.keyed_random import hash64
 from modernbert_train.data.mixing import FairQueue
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk, GreedyPacker
 from modernbert_train.data.planner import BatchPlan, BatchPlanner
-from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
+from modernbert_train.data.shuffle import ShuffledChunks
 from tests.support.planned import run
 
 Shards = st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=8), min_size=1, max_size=6)
@@ -43,11 +42,6 @@ def planner(config: RunConfig, shards: Sequence[Sequence[int]]) -> BatchPlanner:
     return BatchPlanner(config.data, Clock.of(config), {"train": chunks})
 
 
-def tokens_in(chunks: Iterable[Chunk]) -> Counter[tuple[int, int, int]]:
-    """How often each (epoch, document, token) occurs."""
-    return Counter((p.epoch, p.document, token) for p in chunks for token in range(p.start, p.start + p.length))
-
-
 def waiting(state: dict[str, Any]) -> list[Chunk]:
     """Chunks that the packer holds but has not given out."""
     packer = state["packer"]
@@ -57,58 +51,6 @@ def waiting(state: dict[str, Any]) -> list[Chunk]:
 
 def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
     return [chunk for plan in plans for row in plan.rows for chunk in row]
-
-
-def test_an_epoch_is_packed_in_the_order_of_its_chunks() -> None:
-    """The planner draws exactly the shuffle's chunks, block after block, epoch after epoch."""
-    draw = np.random.default_rng(5)
-    shards = [draw.integers(1, 150, 12).tolist() for _ in range(5)]
-    config, lengths = run(64), np.array([length for shard in shards for length in shard])
-    plan = planner(config, shards)
-    given_out, state = chunks_of(plan), plan.state_dict()
-    place = state["streams"]["train"]
-    chunks = ShuffledChunks([12] * 5, lengths, config.data.shuffle_block_shards, config.seed)
-    expected: list[Chunk] = []
-    for epoch in range(place["epoch"] + 1):
-        for block in range(chunks.num_blocks):
-            layout = [Chunk(epoch, *chunk) for chunk in chunks.block(epoch, block, 62).tolist()]
-            if (epoch, block) == (place["epoch"], place["block"]):
-                expected += layout[: place["taken"]]
-                break
-            expected += layout
-    assert Counter(given_out + waiting(state)) == Counter(expected)
-
-
-@pytest.mark.runs
-@settings(max_examples=100, deadline=None)
-@given(
-    Shards,
-    st.sampled_from([(64,), (16,), (32, 32), (64, 256, 64), (256, 16, 64), (32, 64), (64, 16)]),
-    st.integers(0, 2**31 - 1),
-    st.integers(300, 1500),
-)
-def test_no_token_is_lost_or_given_twice_whatever_the_row_lengths(
-    shards: list[list[int]], row_tokens: tuple[int, ...], seed: int, tokens: int
-) -> None:
-    """Given out, waiting, and still to be drawn are together every token of every epoch, once; also when rows change
-    their length in the middle of an epoch, of a block, of a document.
-    """
-    config = RunConfig(**{**vars(run(*row_tokens, tokens=tokens)), "seed": seed})
-    plan = planner(config, shards)
-    plans = list(plan)
-    state = plan.state_dict()
-    lengths = [length for shard in shards for length in shard]
-    chunks = ShuffledChunks([len(shard) for shard in shards], np.array(lengths), config.data.shuffle_block_shards, seed)
-    cursor = ChunkCursor(chunks, first_document=0)
-    cursor.load_state_dict(state["streams"]["train"])
-    cursor.allow(50)
-    epoch, found = cursor.epoch, chunks_of(plans) + waiting(state)
-    while (chunk := cursor.take()).epoch == epoch:
-        found.append(chunk)
-    every_token = [(d, t) for d, length in enumerate(lengths) for t in range(length)]
-    assert tokens_in(found) == Counter((e, *token) for e in range(epoch + 1) for token in every_token)
-    assert plans[-1].unused == sum(chunk.length for chunk in waiting(state))
-    assert not any(plan.unused for plan in plans[:-1])
 
 
 def test_longer_rows_begin_with_what_waited_for_the_shorter_ones() -> None:

@@ -17,16 +17,13 @@ from modernbert_train import load_model
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.distributed import bf16
-from modernbert_train.distributed.bf16 import cpu_has_bf16
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.attention import sdpa
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.layers import EncoderLayer
 from tests.support.attention import packed
 from tests.support.faulty import Fault, at_fault
-from tests.support.gloo import run_ranks
 from tests.support.jobs import losses
-from tests.support.ranks import train_each
 from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
@@ -111,20 +108,6 @@ def test_a_residual_in_bf16_is_one_and_the_model_as_ever(tiny_run: TinyRun, tmp_
         assert main(["export", str(tmp_path / "runs" / model), "--out", config]) == 0
     one, other = ((tmp_path / name / "config.json").read_text() for name in ("hf", "plain"))
     assert one == other
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not cpu_has_bf16(), reason="a processor with bf16")
-def test_two_ranks_compute_what_one_does(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Sharded too, although Composer is given fp32."""
-    cut = ("phases.short.microbatch_tokens=64", "phases.long=null", "data.validation=null", BF16)
-    runs = [tiny_run(f"name={name}", *cut, *more) for name, more in
-            (("ddp", ()), ("fsdp2", ("distributed.strategy=fsdp2",)))]  # fmt: skip
-    run_ranks(train_each, 2, runs, False)
-    assert main(["train", *tiny_run("name=one", *cut)]) == 0
-    one = losses(tmp_path / "runs/one")
-    for name in ("ddp", "fsdp2"):
-        assert losses(tmp_path / "runs" / name) == pytest.approx(one, rel=1e-3)
 
 
 @pytest.mark.parametrize("lengths", [(5, 9, 1), (400, 300), (800,)])

@@ -85,19 +85,6 @@ def test_clipping_is_torchs(ranks: int, strategies: list[str], tiny_run: TinyRun
         assert norms[0][0] == norms[1][0] > MOST, "the record has the norm before clipping"
 
 
-@pytest.mark.slow
-def test_a_clipped_run_resumes_to_the_bit(tiny_run: TinyRun, tmp_path: Path) -> None:
-    words = [*tiny_run(*SHORT), f"optim.max_grad_norm={MOST}"]
-    session.train(read_run([*words, "name=whole"]))
-    session.train(read_run([*words, "name=cut"]))
-    for folder in sorted((tmp_path / "runs/cut/checkpoints").glob("step-*"))[1:]:
-        for file in sorted(folder.rglob("*"), reverse=True):
-            file.unlink()
-        folder.rmdir()
-    session.train(read_run([*words, "name=cut"]))
-    assert distance(weights(tmp_path / "runs/cut"), weights(tmp_path / "runs/whole")) == 0
-
-
 def grads(*values: list[float] | None) -> list[nn.Parameter]:
     found = []
     for each in values:
@@ -131,10 +118,3 @@ def test_optimizers_that_bound_their_updates_refuse_it_with_the_reason(name: str
         load_run([Path(file)], [f"optim={{name: {name}, lr: 1e-3, max_grad_norm: 1.0}}"])
     (line,) = str(caught.value).splitlines()
     assert line.startswith("optim.max_grad_norm ") and "because they bound each update by themselves" in line
-
-
-def test_other_names_of_it_are_answered_with_the_key(tiny_run: TinyRun) -> None:
-    file, *_ = tiny_run()
-    for name in ("grad_clip", "gradient_clip_val", "gradient_clipping"):
-        with pytest.raises(ConfigError, match=r"Here it is optim\.max_grad_norm of optim\.name=adamw"):
-            load_run([Path(file)], [f"optim.{name}=1.0"])
