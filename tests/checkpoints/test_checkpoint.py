@@ -19,6 +19,7 @@ import xxhash
 from modernbert_train.checkpoints import checkpoint, manifest
 from modernbert_train.checkpoints.checkpoint import clean, newest_valid, verify
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
+from modernbert_train.checkpoints.verified import step_folders
 from modernbert_train.core.tensor_files import write_tensors
 from modernbert_train.errors import StorageError
 from tests.support.small_checkpoint import CONFIG, WEIGHT, sign, state_of, write
@@ -265,3 +266,32 @@ def test_a_checkpoint_of_the_schema_before_is_read(tmp_path: Path) -> None:
     then = verify(folder)
     for found, expected in ((then.weights(), weights), (then.optimizer(), optimizer)):
         assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_the_newest_is_the_one_of_the_most_steps_and_not_the_youngest_file(tmp_path: Path) -> None:
+    """A copy or a restored old checkpoint is a younger file; training would silently resume from it."""
+    for age, step in enumerate((12, 3)):
+        write(tmp_path, step)
+        os.utime(tmp_path / f"step-{step:08d}", (1000 + age, 1000 + age))
+    found, _ = newest_valid(tmp_path)
+    assert found is not None and found.step == 12
+
+
+def test_a_removal_that_is_killed_leaves_nothing_under_a_checkpoints_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+
+    def killed_half_way(path: Path, **_: Any) -> None:
+        next(Path(path).glob("*.safetensors")).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        clean(tmp_path, keep=1)
+    for folder in step_folders(tmp_path):
+        assert len(list(folder.glob("*.safetensors"))) == 2, folder
+    monkeypatch.undo()
+    clean(tmp_path, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]

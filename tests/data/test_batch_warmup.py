@@ -64,14 +64,3 @@ def test_the_batch_never_shrinks_and_keeps_to_its_sizes(
     sizes = [batch_rows_at(growing, place) for place in places]
     assert sizes == sorted(sizes)
     assert all(size == start + more or ((size - start) % step == 0 and size < start + more) for size in sizes)
-
-
-def test_every_size_is_held_for_equally_many_steps() -> None:
-    """Walking the base recipe in full rows of 1,024 tokens: steps at each size differ by one at most."""
-    steps: dict[int, int] = {}
-    tokens = 0
-    while (rows := batch_rows_at(BASE, tokens)) < 4608:
-        steps[rows] = steps.get(rows, 0) + 1
-        tokens += rows * 1024
-    assert list(steps) == [768, 1536, 2304, 3072, 3840]
-    assert max(steps.values()) - min(steps.values()) <= 1

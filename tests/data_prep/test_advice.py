@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.data_prep.conftest import Command
-
+Command = Callable[..., int]
 Write = Callable[[Path, list[str]], list[str]]
 RUSSIAN = "счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. "
 PAGE = (

@@ -34,11 +34,12 @@ def job(tiny_run: TinyRun, tmp_path: Path) -> Job:
 
 @pytest.mark.runs
 @pytest.mark.timeout(250)
-def test_a_signal_to_one_rank_saves_all(job: Job) -> None:
-    """Its data worker gets the signal too, since Slurm sends it to every process of a job."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_launcher_or_to_one_rank_saves_all(job: Job, number: signal.Signals) -> None:
+    """A scheduler's SIGTERM; and SIGUSR1, which Slurm sends to every process of a job, data workers included."""
     rank = job.ranks()[-1]
-    for pid in (rank, *(int(pid) for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split())):
-        os.kill(pid, signal.SIGUSR1)
+    for pid in [job.process.pid] if number == signal.SIGTERM else [rank, *children(rank)]:
+        os.kill(pid, number)
     code, output = job.end()
     assert code == 75, output
     found, passed_over = newest_valid(job.folder / "checkpoints")

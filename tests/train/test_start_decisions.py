@@ -21,7 +21,7 @@ from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.schema import RunConfig, StartConfig
 from modernbert_train.data.facts import DataFacts, read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
-from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
+from modernbert_train.errors import ConfigError, DataError, RunError
 from modernbert_train.train import session
 from modernbert_train.train.start import Start, check_same_data
 from tests.support.small_checkpoint import CONFIG, state_of, write
@@ -178,10 +178,6 @@ def test_where_a_start_starts(
     ("there", "overrides", "kind", "message"),
     [
         (finished, ["phases.long.tokens=9000"], ConfigError, "phases.long.tokens: 2000 -> 9000"),
-        (an_average, [], ConfigError, "an average of checkpoints"),
-        (all_damaged, [], StorageError, "no checkpoint is whole"),
-        (no_folder, ["start.checkpoint={runs}/gone"], DataError, "gone: no such run"),
-        (no_folder, ["weights.init_from={runs}/gone"], DataError, "gone: no such run"),
         (no_folder, ["start.checkpoint={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
         (no_folder, ["start.checkpoint={other}", "optim={{name: adamw, lr: 1}}"], ConfigError, "has adamw"),
         (no_folder, ["start.checkpoint={other}", "start.clock=keep", "phases.long=null"], ConfigError,

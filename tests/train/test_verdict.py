@@ -8,15 +8,19 @@ from __future__ import annotations
 import math
 import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from modernbert_train.checkpoints.manifest import STATE
+from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.clock import Clock
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StabilityConfig
 from modernbert_train.errors import StorageError
 from modernbert_train.train.spikes import highest_normal_loss
+from modernbert_train.train.stability import Guard
 from modernbert_train.train.verdict import find_target, find_target_again, judge, why_stop
 from tests.support.small_checkpoint import write
 
@@ -198,3 +202,21 @@ def test_noise_alone_is_not_a_spike() -> None:
     losses = [draw.gauss(2.0, 0.05) for _ in range(20_000)]
     found = sum(loss > highest_normal_loss(losses[i - 128 : i], 8.0, 0.0) for i, loss in enumerate(losses) if i >= 128)
     assert found == 0
+
+
+def test_losses_of_the_phase_before_are_forgotten(tmp_path: Path) -> None:
+    """Longer rows or another RoPE base change the level of the loss, and a healthy first step would be skipped."""
+    config = RunConfig(name="a", runs_folder=str(tmp_path))
+    folder = RunFolder(config)
+    folder.path.mkdir(parents=True)
+    parts: Any = SimpleNamespace()
+    guard = Guard(config.stability, Clock.of(config), config.seed, parts, parts, parts, folder, parts, lambda: None)
+    for phase, before, after in (
+        ("short", [], []),
+        ("short", [3.0, 2.0], [3.0, 2.0]),
+        ("long", [3.0, 2.0], []),
+        ("long", [1.0], [1.0]),
+    ):
+        guard.memory["losses"] = before
+        guard.begin(phase)
+        assert (guard.memory["phase"], guard.memory["losses"]) == (phase, after)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.saver import Saver
 from modernbert_train.report.record import Reading
 from modernbert_train.train import gradients, recorder, session
 from tests.support.tiny_run import TinyRun
@@ -127,3 +128,28 @@ def test_a_reading_is_the_number_as_it_was() -> None:
     reading = Reading(number)
     number += 1
     assert reading.is_here() and reading.value() == 2.5
+
+
+@pytest.mark.runs
+def test_the_lines_of_all_steps_are_in_the_file_before_their_checkpoint_is_written(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint relies on them: if they were still in memory, a kill would lose them."""
+    start, seen = Saver.start, {}
+
+    def look(self: Saver, snapshot: Any) -> None:
+        lines = (tmp_path / "runs/tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        entries = [json.loads(line) for line in lines]
+        seen[snapshot.step] = [entry["step"] for entry in entries if entry["kind"] == "step"]
+        start(self, snapshot)
+
+    monkeypatch.setattr(Saver, "start", look)
+    monkeypatch.setattr(Reading, "is_here", lambda self: False)  # as on a GPU, which lags behind the host
+    short = [
+        "phases.short.tokens=900",
+        "phases.long.tokens=1000",
+        "checkpoint.interval_steps=1",
+        "data.validation=null",
+    ]
+    assert main(["train", *tiny_run(*short)]) == 0
+    assert len(seen) > 2 and seen == {step: list(range(1, step + 1)) for step in seen}
