@@ -17,13 +17,14 @@ from typing import IO, Any
 import pytest
 
 from modernbert_train.checkpoints import copier
-from modernbert_train.checkpoints.checkpoint import clean, newest_valid
+from modernbert_train.checkpoints.checkpoint import clean
 from modernbert_train.checkpoints.copier import Copier, Order, follow
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash, read_manifest
 from modernbert_train.checkpoints.replica import fetch_newest, refuse_fresh
 from modernbert_train.checkpoints.store import RECORD, Store, problem_of
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StorageError
+from tests.support.runs import newest
 from tests.support.small_checkpoint import CONFIG, write
 
 
@@ -215,8 +216,7 @@ def test_a_damaged_copy_is_passed_over_for_the_one_before(
         file.write_bytes(content[:-1])
     shutil.rmtree(home.folder)
     fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
-    found, _ = newest_valid(home.checkpoints)
-    assert found is not None and found.step == 2
+    assert newest(home.folder).step == 2
     assert "passed over a damaged copy" in capsys.readouterr().out
 
 

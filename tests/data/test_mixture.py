@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -42,10 +42,11 @@ from modernbert_train.data.mixture import Stream, TokenStreams, stream_seed
 from modernbert_train.data.open_shards import open_streams
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.path import plan_path
-from modernbert_train.data.planner import BatchPlan, BatchPlanner
+from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ChunkCursor
 from modernbert_train.errors import DataError
 from tests.support.make_shards import make_documents, make_shards, make_texts, make_tokenizer
+from tests.support.planned import chunks_of, waiting
 from tests.support.tiny_run import TinyRun
 
 # shards of each stream, as the lengths of their documents
@@ -114,16 +115,6 @@ def streams_of(config: RunConfig, mixture: Mixture) -> TokenStreams:
 
 def planner(config: RunConfig, mixture: Mixture) -> BatchPlanner:
     return plan_path(config.data, config.seed, Clock.of(config), streams_of(config, mixture).shards).planner
-
-
-def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
-    return [chunk for plan in plans for row in plan.rows for chunk in row]
-
-
-def waiting(state: dict[str, Any]) -> list[Chunk]:
-    packer = state["packer"]
-    chunks = [chunk for row in packer["ready"] for chunk in row] + [chunk for _, chunk in packer["waiting"]]
-    return [Chunk(*chunk) for chunk in chunks]
 
 
 def draw_shares(data: st.DataObject, mixture: Mixture) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -28,9 +28,9 @@ from modernbert_train.config.schema import (
 from modernbert_train.core.keyed_random import hash64
 from modernbert_train.data.mixing import FairQueue
 from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk, GreedyPacker
-from modernbert_train.data.planner import BatchPlan, BatchPlanner
+from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledChunks
-from tests.support.planned import run
+from tests.support.planned import chunks_of, run, waiting
 
 Shards = st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=8), min_size=1, max_size=6)
 
@@ -40,17 +40,6 @@ def planner(config: RunConfig, shards: Sequence[Sequence[int]]) -> BatchPlanner:
     sizes = [len(shard) for shard in shards]
     chunks = ShuffledChunks(sizes, lengths, config.data.shuffle_block_shards, config.seed)
     return BatchPlanner(config.data, Clock.of(config), {"train": chunks})
-
-
-def waiting(state: dict[str, Any]) -> list[Chunk]:
-    """Chunks that the packer holds but has not given out."""
-    packer = state["packer"]
-    chunks = [chunk for row in packer["ready"] for chunk in row] + [chunk for _, chunk in packer["waiting"]]
-    return [Chunk(*chunk) for chunk in chunks]
-
-
-def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
-    return [chunk for plan in plans for row in plan.rows for chunk in row]
 
 
 def test_longer_rows_begin_with_what_waited_for_the_shorter_ones() -> None:

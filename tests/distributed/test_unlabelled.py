@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.saved_state import GuardState
 from tests.support.gloo import run_ranks
 from tests.support.ranks import assert_same_weights, train_each
-from tests.support.runs import assert_same_run, records
+from tests.support.runs import assert_same_run, newest, records
 from tests.support.tiny_run import TinyRun
 
 # one label in a batch of 500 tokens, on average
@@ -35,9 +34,9 @@ def told(capsys: pytest.CaptureFixture[str]) -> int:
 
 
 def guard(folder: Path) -> GuardState:
-    found, _ = newest_valid(folder / "checkpoints")
-    assert found is not None and found.state.training is not None
-    return found.state.training.stability
+    training = newest(folder).state.training
+    assert training is not None
+    return training.stability
 
 
 @pytest.mark.runs

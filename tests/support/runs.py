@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
 from tests.support import forked
 from tests.support.faulty import Killed, at_fault
 from tests.support.paths import ROOT
@@ -94,10 +94,15 @@ def assert_same_run(folder: Path, expected: Path) -> None:
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    found, passed_over = newest_valid(folder / "checkpoints")
+def newest(folder: Path, last_step: int | None = None) -> Checkpoint:
+    """Return the newest checkpoint of the run, up to last_step; no newer one may have been passed over."""
+    found, passed_over = newest_valid(folder / "checkpoints", last_step)
     assert found is not None and not passed_over
-    return found.weights()
+    return found
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return newest(folder).weights()
 
 
 def assert_equal_runs(folder: Path, expected: Path, least: int = 11) -> None:

@@ -16,13 +16,13 @@ from composer.loggers import Logger
 from torch import Tensor, nn
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.config.load import load_run
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
 from modernbert_train.optim.clipping import clip
 from modernbert_train.train import session
 from tests.support.gloo import run_ranks
+from tests.support.runs import weights
 from tests.support.tiny_run import TinyRun
 
 SHORT = (
@@ -54,12 +54,6 @@ def train_all(words: list[str], strategies: list[str]) -> None:
         session.build_callbacks = lambda *_: [TorchsClipping()]
         session.train(read_run([*own, f"name={strategy}-torch"]))
         session.build_callbacks = lambda *_: []
-
-
-def weights(folder: Path, step: int | None = None) -> dict[str, Tensor]:
-    found, _ = newest_valid(folder / "checkpoints", last_step=step)
-    assert found is not None
-    return found.weights()
 
 
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:

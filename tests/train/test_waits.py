@@ -17,6 +17,7 @@ from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.saver import Saver
 from modernbert_train.report.record import Reading
 from modernbert_train.train import gradients, recorder, session
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
 HOST_READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__")
@@ -138,9 +139,7 @@ def test_the_lines_of_all_steps_are_in_the_file_before_their_checkpoint_is_writt
     start, seen = Saver.start, {}
 
     def look(self: Saver, snapshot: Any) -> None:
-        lines = (tmp_path / "runs/tiny/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        entries = [json.loads(line) for line in lines]
-        seen[snapshot.step] = [entry["step"] for entry in entries if entry["kind"] == "step"]
+        seen[snapshot.step] = [entry["step"] for entry in records(tmp_path / "runs/tiny")]
         start(self, snapshot)
 
     monkeypatch.setattr(Saver, "start", look)
