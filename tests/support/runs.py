@@ -17,6 +17,8 @@ import torch
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
+from modernbert_train.models.build import build_model
+from modernbert_train.weights.gather import load_weights
 from tests.support import forked
 from tests.support.faulty import Killed, at_fault
 from tests.support.paths import ROOT
@@ -103,6 +105,13 @@ def newest(folder: Path, last_step: int | None = None) -> Checkpoint:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return newest(folder).weights()
+
+
+def model_of(checkpoint: Checkpoint) -> Any:
+    """The trained model, for evaluation."""
+    model = build_model(checkpoint.config.model, checkpoint.config.objective)
+    load_weights(model, checkpoint.weights())
+    return model.eval()
 
 
 def assert_equal_runs(folder: Path, expected: Path, least: int = 11) -> None:
