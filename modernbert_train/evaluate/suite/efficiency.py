@@ -10,6 +10,7 @@ count. Each way is measured in a separate process, whose peak memory counts; len
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import statistics
@@ -128,15 +129,14 @@ def _device() -> str:
 
 def speeds(plan: Plan) -> Parts:
     """Return the measurements of a suite; a baseline is as fast as its model."""
-    config, found = plan.suite.efficiency, Parts()
-    if config is None:
-        return found
+    if (config := plan.suite.efficiency) is None:
+        return {}
     words = [f"{key}={json.dumps(value)}" for key, value in asdict(config).items()]
-    for model, label in plan.labels.items():
-        if model != BM25 and not named_model(model).baseline:
-            for way in WAYS:
-                found[label, way] = plan.part(f"efficiency-{way}", model, way, model, words, __name__)
-    return found
+    return {
+        (plan.labels[model], way): plan.part(f"efficiency-{way}", model, way, model, words, __name__)
+        for model, way in itertools.product(plan.models, WAYS)
+        if model != BM25 and not named_model(model).baseline
+    }
 
 
 def table_of(plan: Plan) -> list[Row]:

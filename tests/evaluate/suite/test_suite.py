@@ -589,7 +589,7 @@ def test_figures_of_other_weights_in_the_same_folder_are_refused(
         weights.write_bytes(content)
         run(suite, out, fakes[0], code=code)
         assert capsys.readouterr().err.count(f"the weights in {fakes[0]} have changed since") == (2 if code else 0)
-    assert set(began(out).values()) == {1}
+    assert set(starts(out).values()) == {1}
 
 
 @pytest.mark.runs

@@ -32,7 +32,7 @@ NO_EFFECT = {
 }  # fmt: skip
 COMMON = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
 KINDS = [kind for kind in FORMATS if kind != "neobert"]  # transformers lacks a class of NeoBERT
-FOLLOWED = {"num_hidden_layers"}  # a list of layers beside it is named when it does not fit
+FOLLOWED = {"num_hidden_layers"}  # the error names layer_types, whose length no longer fits
 SMALL = {
     "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96,
     "max_position_embeddings": 130, "dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "d_model": 64,

@@ -117,7 +117,7 @@ def test_no_value_of_any_key_ends_in_a_traceback(name: str) -> None:
             {"global_attn_every_n_layers": 3},
             r"layers \[0, 2, 4\] of 5 global.*global_attn_every_n_layers=3",
         ),
-        # what the encoders lack, in fields that transformers' classes of today lack, or in one of their parts
+        # features that the encoders lack, by old fields or by parts of a field
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ("roberta", {"position_embedding_type": "relative_key_query"}, "position_embedding_type='relative_key_query'"),
         ("bert", {"pruned_heads": {"0": [1]}}, "pruned_heads="),
