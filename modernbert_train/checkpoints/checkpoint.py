@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,21 +31,13 @@ from modernbert_train.checkpoints.manifest import (
     FileHash,
     Manifest,
     Slices,
-    kept_steps,
-    read_manifest,
     step_folders,
     step_name,
     step_of,
 )
+from modernbert_train.checkpoints.removal import remove_partial
 from modernbert_train.checkpoints.saved_state import SavedState
-from modernbert_train.checkpoints.verified import (
-    PARTIAL,
-    checked,
-    newest_of,
-    partial_folders,
-    print_choice,
-    verify_files,
-)
+from modernbert_train.checkpoints.verified import PARTIAL, checked, newest_of, print_choice, verify_files
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import os_errors_as, publish, saying
 from modernbert_train.core.tensor_files import StoredTensors, read_shapes, write_hashed
@@ -180,7 +172,7 @@ def begin(final: Path, needed: int) -> Path:
     """
     with storage_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
-        _remove_partial(final.parent)
+        remove_partial(final.parent)
         free = shutil.disk_usage(final.parent).free
         if free < needed:
             raise StorageError(
@@ -252,7 +244,7 @@ def finish(
     optimizer = {name: slices for part in parts for name, slices in part.optimizer.items()}
     manifest = Manifest(step_of(final), phase_end, milestone, files, weights, optimizer, SCHEMA)
     manifest.write(staging)
-    publish(staging, final)  # an existing folder was damaged and passed over by resuming; prune removes it
+    publish(staging, final)  # an existing folder was damaged, and is moved aside; `clean` removes it
     return sum(found.bytes for found in files.values())
 
 
@@ -368,35 +360,3 @@ def newest_checkpoint(run: str | Path) -> Checkpoint:
         raise StorageError(f"{folder}: no checkpoint yet. Train the run first.")
     print_choice(found, passed_over)
     return found
-
-
-def clean(folder: Path, keep: int) -> None:
-    """Remove remains of crashed writes, and all but the newest `keep` checkpoints, ends of phases and milestones.
-
-    Only folders made by this module are touched: partial ones, and checkpoints with a valid manifest. A folder with a
-    damaged manifest is left for a person. A checkpoint is renamed first, so a partial one is never visible.
-    """
-    if not folder.is_dir():
-        return
-    _remove_partial(folder)
-    found: dict[Path, Manifest] = {}
-    for path in step_folders(folder):
-        with suppress(StorageError):
-            found[path] = read_manifest(path)
-    kept = kept_steps(found.values(), keep)
-    remove([path for path, manifest in found.items() if manifest.step not in kept])
-    _remove_partial(folder)
-
-
-def remove(checkpoints: Iterable[Path]) -> None:
-    """Remove checkpoints; each is renamed first. Folders that cannot be removed stay."""
-    for path in checkpoints:
-        aside = path.with_name(f"{path.name}{PARTIAL}-removed")
-        with suppress(OSError):
-            path.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_partial(folder: Path) -> None:
-    for path in partial_folders(folder):
-        shutil.rmtree(path, ignore_errors=True)

@@ -26,12 +26,12 @@ from modernbert_train.checkpoints.checkpoint import (
     Part,
     Share,
     begin,
-    clean,
     finish,
     folder_of,
     storage_errors,
     write_part,
 )
+from modernbert_train.checkpoints.removal import clean
 from modernbert_train.checkpoints.verified import METRICS
 from modernbert_train.core.files import errors_to, os_errors_as, sync, warn
 from modernbert_train.core.read_json import as_type

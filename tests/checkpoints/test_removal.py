@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from modernbert_train.checkpoints.checkpoint import clean, newest_valid
+from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.removal import clean
 from modernbert_train.checkpoints.verified import step_folders
 from tests.support.small_checkpoint import write
 
