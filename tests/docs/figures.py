@@ -107,7 +107,7 @@ FIGURES = (
     Figure("token of published runs", lambda: f"{1e6 * PUBLISHED.token:.2f}", ((PLAN, "and\n{} us a token more"),)),
     Figure("error of the fit", lambda: f"{100 * (ERROR - 1):.0f} %", ((PLAN, "the upper bound adds {}, the"),)),
     Figure("planned tokens", lambda: f"{PLANNED_TOKENS_PER_SECOND / 1e6:.0f} M", (
-        ("docs/design.md", "2,600 H100 ({} tokens a second"),)),
+        ("docs/decisions/same-planner-on-every-rank.md", "2,600 H100 ({} tokens a second"),)),
     Figure("faults injected", drill(0), ((README, "Of {} faults injected"),)),
     Figure("faults survived", drill(1), ((README, "RESULTS.md#drill) {} were survived"),)),
     Figure("faults refused", drill(2), ((README, "were survived, {} refused clearly"),)),
