@@ -93,6 +93,7 @@ def ranks_that_see(folder: Path) -> list[int]:
 
 
 def _place_token(folder: Path) -> str:
+    # a new name each time: a file left by an earlier start on a rank's own disk would pass for a shared folder
     token = f".seen-by-all.{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
     with storage_errors(folder):
         for left in folder.glob(".seen-by-all.*"):
@@ -141,6 +142,7 @@ class Saver:
         self._number += 1
         self._saved, self._warned = None, False
         self._note_progress()
+        # daemon: Python's exit would wait for any other thread, so a disk that hangs would keep a failed run alive
         self._thread = threading.Thread(target=self._run, args=(snapshot,), daemon=True, name="saver")
         self._thread.start()
 
@@ -177,7 +179,7 @@ class Saver:
         """
         began = time.monotonic()
         while self._thread is not None and self._thread.is_alive():
-            self._thread.join(min(_LOOK_SECONDS, at_most))
+            self._thread.join(min(_LOOK_SECONDS, at_most))  # in short waits: a write that hangs in the disk never ends
             now = time.monotonic()
             if now - self._moved > self._patience + GRACE_SECONDS or now - began > at_most:
                 raise StorageError(
@@ -217,13 +219,14 @@ class Saver:
         staging: Path | None = None
         try:
             with storage_errors(final):
-                self._forget(self._number - 2)
+                self._forget(self._number - 2)  # not the last one's: a slower rank may still be reading its "end"
                 snapshot.copied()
                 staging = begin(final, snapshot.total_bytes)
-                self._post("begun", {"staging": staging.name})
+                self._post("begun", {"staging": staging.name})  # the name has this process's id
                 began = time.monotonic()
                 assert snapshot.share is not None
                 parts = [write_part(staging, snapshot.share, self._note_progress)]
+                # the others began with this rank: a disk three times as slow is in time, after a stall as well
                 parts += self._others(final, self._patience + 2 * (time.monotonic() - began))
                 _refuse_not_finite(snapshot.step, parts)
                 with suppress(FileNotFoundError):  # the run has no record yet
@@ -275,6 +278,7 @@ class Saver:
                 self._post(f"part/{self._rank}", asdict(part))
         except BaseException as error:  # as above; rank 0 hands it back with its own "end"
             self._post_error(f"part/{self._rank}", error)
+        # rank 0 writes its own share first, and then waits for all others
         self._receive("end", 2 * self._patience + 4 * (time.monotonic() - began))
         return 0
 

@@ -123,7 +123,7 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
 def sizes(packed: Packed) -> tuple[Tensor, Tensor]:
     """Return the first two fields of `Layout`, marked dynamic for compiled layers."""
     longest = packed.max_seqlen if packed.longest is None else packed.longest
-    both = packed.cu_seqlens_S, packed.cu_seqlens_S.new_empty((longest + 1, 0))
+    both = packed.cu_seqlens_S, packed.cu_seqlens_S.new_empty((longest + 1, 0))  # 0 columns: only its length is used
     for each in both:
         torch._dynamo.maybe_mark_dynamic(each, 0)
     return both
