@@ -157,7 +157,7 @@ class GreedyPacker:
         tolerance = row_tokens // 256  # room at the end of a row that is not worth a longer search
         words = row_tokens // 64 + 1
         above = (words + 63) // 64
-        # the YAML sets no upper bound for max_wait, and the kernel's integers have 64 bits
+        # callers other than the planner may give any number, and the kernel's integers have 64 bits
         rule = (row_tokens, window, min(max_wait, 1 << 62), special_tokens, tolerance, _BULK, above)
         self._rule = np.array(rule, dtype=np.int64)
         self._by_need = np.zeros((row_tokens + 1, 2), dtype=np.int32)
