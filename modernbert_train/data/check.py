@@ -206,8 +206,8 @@ def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
 def without_words(config: RunConfig) -> str | None:
     """Return a warning for masking=ngram if the tokenizer does not mark word continuations; else None."""
     objectives = [now.objective for now in (config, *config.in_phase.values())]
-    asked = any(each.masking == "ngram" and not each.reads_words for each in objectives)
-    if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):
+    needs_words = any(each.masking == "ngram" and not each.reads_words for each in objectives)
+    if not needs_words or len(read_vocabulary(config.data.tokenizer).inside_words):
         return None
     return (
         f"objective.masking=ngram: the tokenizer in {config.data.tokenizer} does not mark which tokens continue a "

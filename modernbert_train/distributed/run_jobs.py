@@ -133,7 +133,7 @@ def run_all(
     """
     running: dict[int, tuple[Job, subprocess.Popen[Any]]] = {}
     signals: list[int] = []
-    more, asked, looked = True, True, time.monotonic()
+    more, asks_again, looked = True, True, time.monotonic()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         signals.append(number)
@@ -144,14 +144,14 @@ def run_all(
         try:
             while running or (more and not signals):
                 for place in [place for place in range(len(places)) if place not in running]:
-                    if not (more and asked) or signals:
+                    if not (more and asks_again) or signals:
                         break
                     try:
                         job = next(jobs)
                     except StopIteration:
                         more = False
                         break
-                    asked = job is not None
+                    asks_again = job is not None
                     if job is not None and not signals:
                         running[place] = job, _start(job, places[place])
                         if signals:  # a signal arrived between its start and this line
@@ -159,13 +159,13 @@ def run_all(
                 over = [place for place, (_, process) in running.items() if process.poll() is not None]
                 for place in over:
                     job, process = running.pop(place)
-                    asked = True
+                    asks_again = True
                     stopped = signals or process.returncode in _STOPPED
                     ended(job, StoppedEarly.exit_code if process.returncode and stopped else process.returncode)
                 if not over:
                     time.sleep(_POLL_SECONDS)
                 if time.monotonic() - looked >= _LOOK_SECONDS:
-                    asked, looked = True, time.monotonic()
+                    asks_again, looked = True, time.monotonic()
                     for job, process in running.values():
                         if look(job):
                             process.send_signal(signal.SIGTERM)

@@ -117,12 +117,12 @@ def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, sha
         shards: ranks that share one copy of the weights.
     """
     chunk = config.compute.logits_at_once(config.model.vocab_size, on_gpu=True, bytes_per_logit=2 if bf16 else 4)
-    asked = config.in_phase[name].objective.named_teacher is not None
+    has_teacher = config.in_phase[name].objective.named_teacher is not None
     return teacher_bytes(
         config.objective,
         bf16=bf16,
-        tokens=tokens if asked else 0,
-        chunk=chunk if asked else 0,
+        tokens=tokens if has_teacher else 0,
+        chunk=chunk if has_teacher else 0,
         compiled=bool(config.compute.compile),
         shards=shards,
     )

@@ -162,9 +162,9 @@ def measure(
     import mteb
     from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-    asked = asked_of(each, config) | {"weights": model.weights_sha256, "about": asdict(model.about)}
+    requested = asked_of(each, config) | {"weights": model.weights_sha256, "about": asdict(model.about)}
     file = out / "sets" / f"{each.name}.json"
-    if (kept := _kept(file, asked)) is not None:
+    if (kept := _kept(file, requested)) is not None:
         return kept
     task = task_of(each, config)
     ranks = isinstance(task, AbsTaskRetrieval)
@@ -177,7 +177,7 @@ def measure(
     }  # fmt: skip
     figures |= model.terms() if each.ranks else {}
     about = {} if each.task is None else {"mteb": mteb.__version__} | about
-    keep(file, asked, figures, about)
+    keep(file, requested, figures, about)
     return figures, about
 
 
@@ -218,11 +218,11 @@ def asked_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
     return about | {"files": [file_sha256(file) for file in files]}
 
 
-def _kept(file: Path, asked: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]] | None:
+def _kept(file: Path, requested: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]] | None:
     """Return the figures of a set that a process has finished before; None if there are none of the same."""
     try:
         found = read_json(file)
-        if found["asked"] != json.loads(json.dumps(asked)):
+        if found["asked"] != json.loads(json.dumps(requested)):
             return None
         print(f"{file.stem}: measured before, see {file}", flush=True)
         return found["figures"], found["about"]
@@ -230,10 +230,10 @@ def _kept(file: Path, asked: Mapping[str, Any]) -> tuple[dict[str, float], dict[
         return None
 
 
-def keep(file: Path, asked: Mapping[str, Any], figures: Mapping[str, float], about: Mapping[str, Any]) -> None:
+def keep(file: Path, requested: Mapping[str, Any], figures: Mapping[str, float], about: Mapping[str, Any]) -> None:
     """Keep the figures of a finished set."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps({"asked": asked, "figures": figures, "about": about}, indent=2) + "\n")
+    write_whole(file, json.dumps({"asked": requested, "figures": figures, "about": about}, indent=2) + "\n")
 
 
 def _totals(task: Any) -> dict[str, int]:

@@ -56,12 +56,12 @@ def _of_sets(plan: Plan, name: str) -> Iterator[str]:
     task = plan.suite.tasks[name]
     if task.finetune is not None or task.mteb is not None:
         return
-    asked = plan.asked_of(name)
-    for file in asked.get("train") or ():
+    settings = plan.asked_of(name)
+    for file in settings.get("train") or ():
         if not Path(file).exists():
             yield f"train={file}: no such file. Put it there, or name another in keys."
-    home = Path(str(asked.get("beir_folder", "data/beir")))
-    for each in [task.beir] if task.beir is not None else list((asked.get("evaluate") or {}).values()):
+    home = Path(str(settings.get("beir_folder", "data/beir")))
+    for each in [task.beir] if task.beir is not None else list((settings.get("evaluate") or {}).values()):
         known = (*Path(str(each)).parts, "")[0]
         if Path(str(each)).exists() or (known in BEIR and (home / known).exists()):
             continue

@@ -95,10 +95,12 @@ def predict(run: Path, task_name: str, file: Path, splits: Sequence[str], overri
     objective = cast(LabelledConfig, config.objective)
     labels = [] if objective.task_kind == "regression" else list(objective.labels)
     known = next(iter(task.validation.values()))  # small, while the training texts are many
-    asked = replace(task, train=known, validation={}, predict={_name(each): each for each in splits}, labels=labels)
+    to_predict = replace(
+        task, train=known, validation={}, predict={_name(each): each for each in splits}, labels=labels
+    )
     shutil.rmtree(run / FOLDER, ignore_errors=True)  # of other splits, or of a process that was killed
-    prepared = prepare(asked, run / "task" / TOKENIZER, made["max_tokens"], run / FOLDER)
-    write_predictions(config, asked, prepared, find_outcome(config, task).checkpoint, file)
+    prepared = prepare(to_predict, run / "task" / TOKENIZER, made["max_tokens"], run / FOLDER)
+    write_predictions(config, to_predict, prepared, find_outcome(config, task).checkpoint, file)
     shutil.rmtree(run / FOLDER)
 
 
