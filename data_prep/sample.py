@@ -224,11 +224,11 @@ def _ended(files: Sequence[tuple[Path, int]]) -> dict[str, Endings]:
 
 def shown(endings: Mapping[str, Endings]) -> str:
     """Describe counts of files for the user, the largest kind first."""
-    most = sorted(endings.items(), key=lambda item: -item[1].bytes)
+    by_size = sorted(endings.items(), key=lambda item: -item[1].bytes)
     texts = [
-        f"{each.files:,} {name}" + f" of {size_text(each.bytes)}" * bool(each.bytes) for name, each in most[:_SHOWN]
+        f"{each.files:,} {name}" + f" of {size_text(each.bytes)}" * bool(each.bytes) for name, each in by_size[:_SHOWN]
     ]
-    return ", ".join(texts + [f"{len(most) - _SHOWN} other kinds"] * (len(most) > _SHOWN))
+    return ", ".join(texts + [f"{len(by_size) - _SHOWN} other kinds"] * (len(by_size) > _SHOWN))
 
 
 def size_text(size: float) -> str:
@@ -337,11 +337,11 @@ def _free_name(name: str, taken: Mapping[str, object]) -> str:
     return free
 
 
-def _even(files: Sequence[tuple[Path, int]], most: int) -> list[tuple[Path, int]]:
-    """Return at most `most` of the files, evenly spread."""
-    if len(files) <= most:
+def _even(files: Sequence[tuple[Path, int]], max_files: int) -> list[tuple[Path, int]]:
+    """Return at most `max_files` of the files, evenly spread."""
+    if len(files) <= max_files:
         return list(files)
-    return [files[int((number + 0.5) * len(files) / most)] for number in range(most)]
+    return [files[int((number + 0.5) * len(files) / max_files)] for number in range(max_files)]
 
 
 def _sample_of(source: _Files, budget: int) -> _Part:

@@ -108,8 +108,8 @@ class Checkpoint:
             return dict(stored)
 
     def _reading(self) -> AbstractContextManager[None]:
-        what, remedy = "damaged since it was opened", "The same command finds the newest checkpoint that is whole."
-        return os_errors_as(StorageError, f"{self.folder}: {what}", remedy, ValueError)
+        problem, remedy = "damaged since it was opened", "The same command finds the newest checkpoint that is whole."
+        return os_errors_as(StorageError, f"{self.folder}: {problem}", remedy, ValueError)
 
 
 @dataclass(frozen=True)

@@ -208,8 +208,8 @@ class Saver:
             written = self._write(snapshot) if self._rank == 0 else self._write_share(snapshot)
             self._saved = Saved(snapshot.step, written, time.monotonic() - began)
         except BaseException as error:  # every end of this thread is reported; a panic of Rust's is no Exception
-            what = f"{folder_of(self._checkpoints, snapshot.step)}: writing it failed with {type(error).__name__}"
-            self._error = error if isinstance(error, RunError) else RunError(f"{what}: {error}")
+            message = f"{folder_of(self._checkpoints, snapshot.step)}: writing it failed with {type(error).__name__}"
+            self._error = error if isinstance(error, RunError) else RunError(f"{message}: {error}")
         if self._error is not None:
             self._failed()
 
@@ -282,34 +282,34 @@ class Saver:
         self._receive("end", 2 * self._patience + 4 * (time.monotonic() - began))
         return 0
 
-    def _receive(self, what: str, seconds: float) -> dict[str, Any]:
+    def _receive(self, name: str, seconds: float) -> dict[str, Any]:
         """Wait for rank 0's message about the checkpoint and return it; raise the error that it reports."""
         assert self._mailbox is not None
         try:
-            (answer,) = self._mailbox.collect([self._key(what)], seconds, self._note_progress)
+            (answer,) = self._mailbox.collect([self._key(name)], seconds, self._note_progress)
         except TimeoutError:
             raise RunError(
                 f"rank 0 has not answered for {seconds:.0f} seconds whether a checkpoint is written"
             ) from None
         return _checked(answer)
 
-    def _key(self, what: str) -> str:
-        return f"{self._number}/{what}"
+    def _key(self, name: str) -> str:
+        return f"{self._number}/{name}"
 
-    def _post(self, what: str, message: dict[str, Any]) -> None:
+    def _post(self, name: str, message: dict[str, Any]) -> None:
         if self._mailbox is not None:
-            self._mailbox.post(self._key(what), message)
+            self._mailbox.post(self._key(name), message)
 
-    def _post_error(self, what: str, error: BaseException) -> None:
+    def _post_error(self, name: str, error: BaseException) -> None:
         kind = type(error).__name__ if isinstance(error, RunError) else RunError.__name__
         text = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        self._post(what, {"error": text, "kind": kind})
+        self._post(name, {"error": text, "kind": kind})
 
     def _forget(self, number: int) -> None:
         """Delete messages about the checkpoint before last; all ranks have read them."""
         if self._mailbox is not None and number > 0:
             self._mailbox.forget(
-                [f"{number}/{what}" for what in ("begun", "end", *(f"part/{rank}" for rank in self._writers[1:]))]
+                [f"{number}/{name}" for name in ("begun", "end", *(f"part/{rank}" for rank in self._writers[1:]))]
             )
 
 

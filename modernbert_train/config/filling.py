@@ -267,8 +267,8 @@ class Filling:
     def _bad(self, here: KeyPath, value: Any, wanted: str, near: str = "") -> None:
         self._errors.append(f"{'.'.join(here)}={shown(value)} ({self._origin(here)}): expected {wanted}.{near}")
 
-    def _say(self, here: KeyPath, what: str) -> None:
-        self._errors.append(f"{'.'.join(here)} ({self._origin(here)}): {what}")
+    def _say(self, here: KeyPath, message: str) -> None:
+        self._errors.append(f"{'.'.join(here)} ({self._origin(here)}): {message}")
 
     def _origin(self, here: KeyPath) -> str:
         return self._origins.get(here) or self._origins.get(here[:-1], "default")

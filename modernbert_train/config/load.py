@@ -92,9 +92,9 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
     tree: dict[str, Any] = {}
     for file in map(Path, files):
         found = read_yaml(file, origins, errors)
-        for key, what in _OF_VERBS.items():
+        for key, kind in _OF_VERBS.items():
             if key in found and key not in hints_of(schema):
-                raise ConfigError(f"{file}: is {what}, for it has `{key}`. Give a file for this verb.")
+                raise ConfigError(f"{file}: is {kind}, for it has `{key}`. Give a file for this verb.")
         merge(tree, without_removed(found) if is_saved(file) else found)
     for override in overrides:
         merge(tree, read_override(override, origins, errors))

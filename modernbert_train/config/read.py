@@ -139,12 +139,12 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
 
 
 def _construct(
-    node: yaml.MappingNode, place: _Place, path: tuple[str, ...], origins: Origins, errors: list[str]
+    node: yaml.MappingNode, origin_of: _Place, path: tuple[str, ...], origins: Origins, errors: list[str]
 ) -> dict[str, Any]:
     """Return a mapping as plain values; report other values and leave them out."""
     found: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        line = place(key_node)
+        line = origin_of(key_node)
         if not isinstance(key_node, yaml.ScalarNode):
             errors.append(f"{line}: a list or a section where a key is expected. Write `key: value`.")
             continue
@@ -160,7 +160,7 @@ def _construct(
             errors.append(f"{dotted} ({line}): given twice. Remove one of the two.")
         origins[here] = line
         if isinstance(value_node, yaml.MappingNode):
-            found[key] = _construct(value_node, place, here, origins, errors)
+            found[key] = _construct(value_node, origin_of, here, origins, errors)
             continue
         for scalar in _octals(value_node):
             errors.append(f"{dotted}={scalar} ({line}): a leading zero means octal. Write it without.")

@@ -45,13 +45,13 @@ _leading_zeros: Any = intrinsic(_count_zeros)  # of a 64-bit integer, by the pro
 
 
 @_inline
-def _highest(bits: Ints, most: int, words: int) -> int:
-    """Return the largest need up to `most` among waiting chunks; -1 without one."""
-    if most < 0:
+def _highest(bits: Ints, max_need: int, words: int) -> int:
+    """Return the largest need up to `max_need` among waiting chunks; -1 without one."""
+    if max_need < 0:
         return -1
-    word = most >> 6
+    word = max_need >> 6
     # the bits up to `most`; for bit 63 the shift overflows to 0, and 0 - 1 has all of them
-    found = bits[words + word] & ((2 << (most & 63)) - 1)
+    found = bits[words + word] & ((2 << (max_need & 63)) - 1)
     if found == 0:
         above = word >> 6
         some = bits[above] & ((1 << (word & 63)) - 1)
@@ -167,19 +167,19 @@ def _best_fit(room: int, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -
     Long chunks are tried first, since short ones are easier to place later. Among equal needs the youngest is taken.
     """
     words, tolerance = rule[WORDS], rule[TOLERANCE]
-    first, second, least = -1, -1, room
+    first, second, min_left = -1, -1, room
     need = _highest(bits, room, words)
-    while need >= 0 and least > tolerance:
-        if 2 * need < room - least:
+    while need >= 0 and min_left > tolerance:
+        if 2 * need < room - min_left:
             break  # two chunks of this need or less leave more room
         left = room - need
-        if left < least:
-            first, second, least = need, -1, left
+        if left < min_left:
+            first, second, min_left = need, -1, left
         partner = _highest(bits, min(left, need), words)  # not above `need`: that pair was tried with the longer first
         if partner == need and by_need[need, OLDEST] == by_need[need, YOUNGEST]:
             partner = _highest(bits, need - 1, words)  # only one chunk has this need
-        if partner >= 0 and left - partner < least:
-            first, second, least = need, partner, left - partner
+        if partner >= 0 and left - partner < min_left:
+            first, second, min_left = need, partner, left - partner
         need = _highest(bits, need - 1, words)
     if first < 0:
         return -1, -1

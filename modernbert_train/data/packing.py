@@ -33,10 +33,10 @@ class Chunk(NamedTuple):
     start: int
     length: int
 
-    def cut(self, most: int) -> Iterator[Chunk]:
-        """Yield the chunk in parts of at most `most` tokens, in order."""
-        for offset in range(0, self.length, most):
-            yield self._replace(start=self.start + offset, length=min(most, self.length - offset))
+    def cut(self, max_tokens: int) -> Iterator[Chunk]:
+        """Yield the chunk in parts of at most `max_tokens` tokens, in order."""
+        for offset in range(0, self.length, max_tokens):
+            yield self._replace(start=self.start + offset, length=min(max_tokens, self.length - offset))
 
 
 ChunkState = tuple[Count, Count, Count, Count]  # a chunk as JSON

@@ -228,15 +228,15 @@ class BatchPlanner:
             self._phase, self._drawn = position.name, None
         if self._weights[position.index] != self._queue.weights:
             self._queue = FairQueue(self._weights[position.index])
-        most = phase.row_tokens - self._special
+        max_tokens = phase.row_tokens - self._special
         for cursor in self._cursors:
-            cursor.allow(most)
+            cursor.allow(max_tokens)
         packers = self._new_packers(phase.row_tokens, objective)
         if phase.row_tokens != self._packers[0].row_tokens or len(packers) != len(self._packers):
             # also the chunks of finished rows, which have the old length
             waiting, self._packers = self._waiting(), packers
             for chunk in waiting:
-                for part in chunk.cut(most):
+                for part in chunk.cut(max_tokens):
                     packers[self._packer_of(chunk.document)].place(part)
         weights = self._queue.weights
         return _Now(
@@ -248,7 +248,7 @@ class BatchPlanner:
             microbatch_rows=phase.microbatch_rows,
             objective=objective,
             used=[index for index, weight in enumerate(weights) if weight],
-            max_drawn=sum(weights) * most,
+            max_drawn=sum(weights) * max_tokens,
         )
 
     def _parts(self, name: str, tokens: int) -> bool:

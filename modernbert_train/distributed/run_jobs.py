@@ -84,11 +84,11 @@ def environments(
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")][:gpus] if visible else [str(index) for index in range(gpus)]
     found = []
-    for place in range(places):
+    for slot in range(places):
         own = dict(environment)
         own.setdefault("OMP_NUM_THREADS", str(max(1, cores // (places * ranks))))
         if gpus:
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(names[(place * ranks + rank) % gpus] for rank in range(ranks))
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(names[(slot * ranks + rank) % gpus] for rank in range(ranks))
         found.append(own)
     return found
 
@@ -143,7 +143,7 @@ def run_all(
     with handled_by(pass_on):
         try:
             while running or (more and not signals):
-                for place in [place for place in range(len(places)) if place not in running]:
+                for slot in [slot for slot in range(len(places)) if slot not in running]:
                     if not (more and asks_again) or signals:
                         break
                     try:
@@ -153,12 +153,12 @@ def run_all(
                         break
                     asks_again = job is not None
                     if job is not None and not signals:
-                        running[place] = job, _start(job, places[place])
+                        running[slot] = job, _start(job, places[slot])
                         if signals:  # a signal arrived between its start and this line
-                            running[place][1].send_signal(signal.SIGTERM)
-                over = [place for place, (_, process) in running.items() if process.poll() is not None]
-                for place in over:
-                    job, process = running.pop(place)
+                            running[slot][1].send_signal(signal.SIGTERM)
+                over = [slot for slot, (_, process) in running.items() if process.poll() is not None]
+                for slot in over:
+                    job, process = running.pop(slot)
                     asks_again = True
                     stopped = signals or process.returncode in _STOPPED
                     ended(job, StoppedEarly.exit_code if process.returncode and stopped else process.returncode)

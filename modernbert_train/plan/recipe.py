@@ -377,12 +377,12 @@ def _warmup_lines(request: RunRequest, batches: Batches, tokens: int) -> Iterato
         grows = _whole(size.batch_warmup * tokens)
         stages = f"start_rows: {batches.unit}, step_rows: {batches.unit}, tokens: {grows:_}"
         yield f"    batch_warmup: {{{stages}}} # {size.batch_warmup:.1%} of the phase: {size.source}"
-    least = min(WARMUP_STEPS * batch, MAX_WARMUP * tokens)
-    if least > size.warmup * tokens:
+    warmup_tokens = min(WARMUP_STEPS * batch, MAX_WARMUP * tokens)
+    if warmup_tokens > size.warmup * tokens:
         why = f"{WARMUP_STEPS} steps, arXiv 1910.04209, or {MAX_WARMUP:.0%} of the phase"
     else:
-        least, why = size.warmup * tokens, f"{size.warmup:.2%} of the phase: {size.family}"
-    yield f"    schedule: {{warmup_tokens: {_whole(least):_}}} # {why}"
+        warmup_tokens, why = size.warmup * tokens, f"{size.warmup:.2%} of the phase: {size.family}"
+    yield f"    schedule: {{warmup_tokens: {_whole(warmup_tokens):_}}} # {why}"
 
 
 def _why_entries(request: RunRequest) -> str:

@@ -86,9 +86,9 @@ def _two_digits(number: float) -> str:
 
 def time_between(bill: Bill) -> str:
     """Format the range of a bill's time, in one unit: '9.9 to 14 d'."""
-    least, most = bill.between
-    unit, size = next(((unit, size) for unit, size in _UNITS if least >= 2 * size), _UNITS[-1])
-    return f"{between(least / size, most / size)} {unit}"
+    low, high = bill.between
+    unit, size = next(((unit, size) for unit, size in _UNITS if low >= 2 * size), _UNITS[-1])
+    return f"{between(low / size, high / size)} {unit}"
 
 
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
@@ -330,13 +330,13 @@ def _storage(plan: Plan, gpu: str) -> Section:
     if plan.config.data.validation is not None:
         tokens = "all its" if plan.validation_tokens is None else f"{plan.validation_tokens:,}"
         validation = f"{plan.validations:,} passes over {tokens} tokens"
-    most = f"{gb(found.kept_bytes)} GB; {gb(found.max_bytes)} GB while one is written"
+    kept_text = f"{gb(found.kept_bytes)} GB; {gb(found.max_bytes)} GB while one is written"
     return Section(
         "Checkpoints and validation",
         [
             ("one checkpoint", f"{gb(found.checkpoint_bytes)} GB"),
             ("written", f"about {found.written:,}, {gb(found.written * found.checkpoint_bytes)} GB in all"),
-            ("kept", f"at most {found.kept:,}, {most}"),
+            ("kept", f"at most {found.kept:,}, {kept_text}"),
             ("validation", validation),
         ],
     )

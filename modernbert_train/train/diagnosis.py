@@ -339,9 +339,9 @@ def hardware_at_fault(microbatches: Sequence[dict[str, Any]]) -> tuple[int, str]
 
 def describe(entry: dict[str, Any]) -> str:
     """Format an entry of faults.jsonl as a sentence."""
-    what = {"non_finite": "not finite", "spike": "a spike"}[entry["fault"]]
+    fault = {"non_finite": "not finite", "spike": "a spike"}[entry["fault"]]
     loss = entry["loss"] if isinstance(entry["loss"], str) else f"{entry['loss']:.3f}"
-    text = f"step {entry['step']}, tokens {entry['tokens_before']:,} to {entry['tokens']:,}: {what}, loss {loss}"
+    text = f"step {entry['step']}, tokens {entry['tokens_before']:,} to {entry['tokens']:,}: {fault}, loss {loss}"
     if "precision" in entry:
         text += f", computed in {entry['precision']}"
     if entry["fault"] == "spike":

@@ -146,8 +146,8 @@ def list_checkpoints(
         for path in partial_folders(selection.checkpoints):
             match = NAME.match(path.name)
             assert match is not None
-            what, size = _of_partial(path.name), bytes_in(path)
-            found.append(Listed(path.name, int(match[1]), INCOMPLETE, what, bytes=size, time=_time(path)))
+            problem, size = _of_partial(path.name), bytes_in(path)
+            found.append(Listed(path.name, int(match[1]), INCOMPLETE, problem, bytes=size, time=_time(path)))
         for folder in sorted((selection.checkpoints / SUPERSEDED).glob("*")):
             for path in step_folders(folder):
                 listed = _listed(path, (), None, None)

@@ -128,9 +128,9 @@ class Answers(Kind):
                 encoding = reader.tokenizer.encode(context, add_special_tokens=False)
             record: dict[str, Any] = {"label": [span.text for span in example.label]} if split.labelled else {}
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            question_ids = question[: reader.most // 2]
+            question_ids = question[: reader.text_tokens // 2]
             between = reader.vocabulary.between
-            room = reader.most - len(between) - len(question_ids)
+            room = reader.text_tokens - len(between) - len(question_ids)
             windows = list(_windows(len(offsets), room, reader.task.overlap_tokens))
             if split.key != TRAIN:
                 record |= {"context": context, "starts": offsets[:, 0].tolist(), "ends": offsets[:, 1].tolist()}

@@ -138,8 +138,8 @@ def _write(task: TaskConfig, requested: Mapping[str, Any], tokenizer: Path, max_
                 shutil.copyfile(tokenizer / name, staging / TOKENIZER / name)
         longest, counts = 0, {}
         for name, split in splits.items():
-            counts[name], most = _write_split(split, name, labels, task, staging, max_tokens)
-            longest = max(longest, most)
+            counts[name], longest_of_split = _write_split(split, name, labels, task, staging, max_tokens)
+            longest = max(longest, longest_of_split)
         _count_repeats(splits, labels, task, counts)
         about = {
             "asked": requested,

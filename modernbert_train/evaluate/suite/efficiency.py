@@ -177,9 +177,9 @@ def not_measured(models: Sequence[str], out: Path, config: EfficiencyConfig) -> 
     """Yield a note for each model that cannot read some length."""
     for label in models:
         files = [file for way in WAYS if (file := file_of(out, label, way, config)).exists()]
-        most = read_json(files[0])["max_tokens"] if files else max(config.lengths)
-        if longer := [f"{length:,}" for length in sorted(config.lengths) if length > most]:
-            yield f"{label} reads {most:,} tokens at most: texts of {' and '.join(longer)} were not measured."
+        max_tokens = read_json(files[0])["max_tokens"] if files else max(config.lengths)
+        if longer := [f"{length:,}" for length in sorted(config.lengths) if length > max_tokens]:
+            yield f"{label} reads {max_tokens:,} tokens at most: texts of {' and '.join(longer)} were not measured."
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
@@ -210,9 +210,11 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
     options = parser.parse_args()
-    rows, most = measure(options.model, options.way, options.lengths, options.tokens, options.repeats)
+    rows, max_tokens = measure(options.model, options.way, options.lengths, options.tokens, options.repeats)
     options.file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(options.file, json.dumps({"rows": rows, "max_tokens": most, "device": _device()}, indent=2) + "\n")
+    write_whole(
+        options.file, json.dumps({"rows": rows, "max_tokens": max_tokens, "device": _device()}, indent=2) + "\n"
+    )
     return 0
 
 

@@ -83,8 +83,8 @@ def missing_in_torch(*functions: tuple[str, ...], oldest: str = OLDEST) -> str |
         schema = getattr(getattr(getattr(torch.ops.aten, name, None), "default", None), "_schema", None)
         takes = set() if schema is None else {argument.name for argument in schema.arguments}
         if lacks := [argument for argument in arguments if argument not in takes]:
-            what = f"has no {name}" if schema is None else f"has a {name} without {', '.join(lacks)}"
-            return f"torch {torch.__version__} {what}: {remedy}"
+            problem = f"has no {name}" if schema is None else f"has a {name} without {', '.join(lacks)}"
+            return f"torch {torch.__version__} {problem}: {remedy}"
     if not torch.backends.cuda.is_flash_attention_available():
         return f"torch {torch.__version__} was built without FlashAttention: {remedy}"
     return None

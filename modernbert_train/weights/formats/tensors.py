@@ -60,8 +60,8 @@ def to_hf(
         ConfigError: tensors are missing, unknown or of another shape, or the decoder is not tied.
     """
 
-    def mistake(what: str) -> ConfigError:
-        return ConfigError(f"the model's weights: {what}. Nothing was exported.")
+    def mistake(problem: str) -> ConfigError:
+        return ConfigError(f"the model's weights: {problem}. Nothing was exported.")
 
     modules = {module_of(name) for name in weights}
     modules |= {"model"} if TOKEN_HEAD in modules else {*MASKED_LM}  # a detector, or a masked-LM model
@@ -102,8 +102,8 @@ def from_hf(
         DataError: tensors are missing, unknown, of another shape or type, not tied, or differ but are shared here.
     """
 
-    def mistake(what: str) -> DataError:
-        return DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
+    def mistake(problem: str) -> DataError:
+        return DataError(f"{where}: {problem}. Name weights that fit the {described_by} there.")
 
     stored = {_unwrapped(name): tensor for name, tensor in stored.items()}
     found: dict[str, Tensor] = {}
