@@ -202,7 +202,8 @@ def write_part(staging: Path, share: Share, progress: Callable[[], object] = lam
     )
     return Part(
         files={
-            name: FileHash(found.bytes, found.xxh3_128) for name, found in zip(names, (weights, optimizer), strict=True)
+            name: FileHash(written.bytes, written.xxh3_128)
+            for name, written in zip(names, (weights, optimizer), strict=True)
         },
         weights={names[0]: dict(share.weight_slices)},
         optimizer={names[1]: dict(share.optimizer_slices)},
@@ -238,14 +239,14 @@ def finish(
     """
     (staging / STATE).write_text(state, encoding="utf-8")
     (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
-    files = {name: found for part in parts for name, found in part.files.items()}
+    files = {name: file_hash for part in parts for name, file_hash in part.files.items()}
     files |= {name: FileHash.of(staging / name) for name in (STATE, CONFIG_YAML)}
     weights = {name: slices for part in parts for name, slices in part.weights.items()}
     optimizer = {name: slices for part in parts for name, slices in part.optimizer.items()}
     manifest = Manifest(step_of(final), phase_end, milestone, files, weights, optimizer, SCHEMA)
     manifest.write(staging)
     publish(staging, final)  # an existing folder was damaged, and is moved aside; `clean` removes it
-    return sum(found.bytes for found in files.values())
+    return sum(file_hash.bytes for file_hash in files.values())
 
 
 def commit(
@@ -295,13 +296,13 @@ def verify(folder: Path) -> Checkpoint:
     Raises:
         StorageError: names the file and the problem.
     """
-    found = verify_files(folder)
-    manifest, config = found.manifest, found.config
+    verified = verify_files(folder)
+    manifest, config = verified.manifest, verified.config
     weights = _shapes(folder, manifest.weights, floating=True)
     moments = _shapes(folder, manifest.optimizer, floating=False)
     weights_file, optimizer_file = (folder / next(iter(files)) for files in (manifest.weights, manifest.optimizer))
     _check_shapes(weights_file, optimizer_file, config, weights, moments)
-    return Checkpoint(folder, found.state, config, manifest.phase_end, manifest.weights, manifest.optimizer)
+    return Checkpoint(folder, verified.state, config, manifest.phase_end, manifest.weights, manifest.optimizer)
 
 
 def _shapes(folder: Path, files: Slices, *, floating: bool) -> Shapes:
@@ -355,8 +356,8 @@ def newest_checkpoint(run: str | Path) -> Checkpoint:
         StorageError: no checkpoint exists.
     """
     folder = Path(run) / "checkpoints"
-    found, passed_over = newest_valid(folder)
-    if found is None:
+    newest, passed_over = newest_valid(folder)
+    if newest is None:
         raise StorageError(f"{folder}: no checkpoint yet. Train the run first.")
-    print_choice(found, passed_over)
-    return found
+    print_choice(newest, passed_over)
+    return newest

@@ -91,11 +91,11 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
     errors: list[str] = []
     tree: dict[str, Any] = {}
     for file in map(Path, files):
-        found = read_yaml(file, origins, errors)
+        own = read_yaml(file, origins, errors)
         for key, kind in _OF_VERBS.items():
-            if key in found and key not in hints_of(schema):
+            if key in own and key not in hints_of(schema):
                 raise ConfigError(f"{file}: is {kind}, for it has `{key}`. Give a file for this verb.")
-        merge(tree, without_removed(found) if is_saved(file) else found)
+        merge(tree, without_removed(own) if is_saved(file) else own)
     for override in overrides:
         merge(tree, read_override(override, origins, errors))
     plugins = tree.get("plugins") if schema is RunConfig else None
@@ -118,8 +118,8 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
 
 def _sound_part(filling: Filling, errors: Sequence[str]) -> tuple[Any, frozenset[str]]:
     """Return the configuration without its wrong keys, if it can be resolved: `rest` and `sections` of WrongKeys."""
-    found = [re.match(r"\w+(\.[\w-]+)*", error) for error in errors]
-    keys = [tuple(key[0].split(".")) for key in found if key is not None and key[0].split(".")[0] in filling.root]
+    matches = [re.match(r"\w+(\.[\w-]+)*", error) for error in errors]
+    keys = [tuple(key[0].split(".")) for key in matches if key is not None and key[0].split(".")[0] in filling.root]
     if len(keys) < len(errors) or list(filling.resolve()):
         return None, frozenset()
     for path in missing_paths(filling.root):

@@ -169,13 +169,13 @@ def even_rows(phase: PhaseConfig, ranks: int, row_limit: int) -> int:
 
 def microbatches(config: RunConfig, gpu: HasMemory, ranks: int) -> dict[str, int]:
     """Return the automatic microbatches by dotted key: the largest that fit; one row if memory is not predicted."""
-    found = {}
+    rows = {}
     for name, phase in config.phases.items():
         if phase.microbatch_tokens is None and predicts(config):
             row_limit = min(own_rows(phase, ranks), max(1, MAX_TOKENS // phase.row_tokens))
             fitting = max_rows(config, name, gpu, config.distributed.strategy, ranks, row_limit)
-            found[microbatch_key(name)] = even_rows(phase, ranks, max(1, fitting)) * phase.row_tokens
-    return found
+            rows[microbatch_key(name)] = even_rows(phase, ranks, max(1, fitting)) * phase.row_tokens
+    return rows
 
 
 def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:
