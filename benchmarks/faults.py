@@ -1020,7 +1020,7 @@ FAULTS = (
         'getattr(hub, "tied", {}) if config.tied else {}',
         'getattr(hub, "tied", {})',
         "a decoder with its own head: it cannot be read",
-        ("tests/models/test_llama.py", "tests/weights/formats/test_formats.py"),
+        ("tests/weights/formats/test_every_format.py", "tests/models/test_llama.py"),
     ),
     Fault(
         "neobert-values",

@@ -104,6 +104,7 @@ def plain(task: dict[str, Any], model_folder: str, seed: int, device: str) -> fl
     config = transformers.AutoConfig.from_pretrained(model_folder, num_labels=1 if kind == "regression" else len(names))
     if hasattr(config, "classifier_pooling"):
         config.classifier_pooling = "mean"
+    config.attention_probs_dropout_prob = 0.0  # of older encoders; `finetune` draws none
     reader = transformers.AutoTokenizer.from_pretrained(model_folder)
     transformers.set_seed(seed)
     of = transformers.AutoModelForTokenClassification if by_word else transformers.AutoModelForSequenceClassification

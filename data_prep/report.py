@@ -48,7 +48,7 @@ def fingerprint(config: DatasetConfig) -> Fingerprint:
     for name, source in config.sources.items():
         own = source_files(name, source)
         for file in own:
-            other = homes.setdefault((os.path.abspath(file), getattr(source, "text_field", None)), name)
+            other = homes.setdefault((os.path.abspath(file), source.text_column), name)
             if other != name:
                 raise ConfigError(
                     f"sources.{other} and sources.{name}: both read {file}. Remove one of them, or set "

@@ -73,20 +73,13 @@ def test_batches_are_the_same_in_every_call_and_shared_by_ranks(tiny_run: TinyRu
 
 @pytest.mark.runs
 def test_embeddings_are_those_of_the_exported_model(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Indexing texts with one and querying with the other would find nothing."""
-    from transformers import AutoModel, AutoTokenizer
-
+    """Indexing texts with one and querying with the other would find nothing; test_embed.py has transformers'."""
     config = load_config(*tiny_run())
     folder = train_run(config)
     hf = export_run(config, tmp_path / "hf")
     texts = ["w3 w4 w5", "w9", " ".join(["w7 w8"] * 200)]
     mine = load_model(folder).embed(texts)
     assert torch.equal(load_model(hf).embed(texts), mine)
-    tokenizer, model = AutoTokenizer.from_pretrained(hf), AutoModel.from_pretrained(hf).eval()
-    for text, embedding_D in zip(texts[:2], mine, strict=False):
-        with torch.no_grad():
-            theirs_D = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
-        torch.testing.assert_close(embedding_D, theirs_D, atol=1e-5, rtol=0)
     assert mine.isfinite().all() and len(mine) == 3
     one = load_model(folder).embed(texts[1])  # a text, and no list of its letters
     assert one.shape == (1, mine.shape[1]) and torch.allclose(one[0], mine[1], atol=1e-6)

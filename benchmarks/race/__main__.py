@@ -6,7 +6,8 @@
 
 OUT/results.jsonl gets a line for each finished run, whose folder is then removed; a run that was killed resumes from
 its checkpoint. The rest is below 100 MB, so OUT without OUT/data can be moved to another machine, where --text
-makes the same data. A run that diverges is a result. About eight hours of two cores with --jobs 2.
+makes the same data. A run that diverges is a result. About four hours of two quiet cores with --jobs 2. What has been
+raced here is results.jsonl beside this file: copied into an empty OUT, the command runs only the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 import yaml
 
 from benchmarks.race.protocol import HERE, Job, Protocol, configure
-from benchmarks.race.table import write_table
+from benchmarks.race.table import finalists_of, read_results, write_table
 from modernbert_train.core.files import write_whole
 
 MODULE = [sys.executable, "-m", "modernbert_train"]
@@ -52,13 +53,8 @@ class Race:
         self.file = self.out / "results.jsonl"
 
     def results(self) -> dict[str, Row]:
-        """Return the finished runs by name; a line that a kill has torn is left out."""
-        rows = {}
-        for line in self.file.read_text().splitlines() if self.file.exists() else []:
-            if line.endswith("}"):
-                row = json.loads(line)
-                rows[row["name"]] = row
-        return rows
+        """Return the finished runs by name."""
+        return read_results(self.file)
 
     def add(self, row: Row) -> None:
         """Append a result; a torn last line is ended first."""
@@ -161,17 +157,6 @@ class Race:
         own = self.protocol.tree["tuning"]
         return [Job(self.protocol.sizes[0], arm, own["seed"], each, own["share"]) for each in own["multiples"]]
 
-    def finalists(self) -> list[str] | None:
-        """Return the reference and the best arms of the smallest size; None before all have run."""
-        first, found = self.protocol.tree["seeds"][0], self.results()
-        rows = {row["arm"]: row for row in found.values() if row["size"] == self.protocol.sizes[0]
-                and row["share"] == 1 and row["seed"] == first and not row["repeat"]}  # fmt: skip
-        arms = self.protocol.trained()
-        if not rows.keys() >= set(arms):
-            return None
-        best = sorted(arms[1:], key=lambda arm: rows[arm]["loss"])
-        return [self.protocol.reference, *best[: self.protocol.tree["finalists"]]]
-
     def waves(self) -> Iterator[list[Job]]:
         """Yield the jobs in the protocol's order, in waves that may run side by side."""
         tree, small = self.protocol.tree, self.protocol.sizes[0]
@@ -183,7 +168,7 @@ class Race:
                 return
             own = [Job(small, arm, seed, rate) for seed in (seeds if arm == reference else seeds[:1])]
             yield own + ([Job(small, arm, seeds[0], rate, repeat=1)] if arm == reference else [])
-        finalists = self.finalists()
+        finalists = finalists_of(self.protocol, self.results())
         if finalists is None:
             return
         for size in self.protocol.sizes:
@@ -249,7 +234,7 @@ def main() -> int:
             else:
                 if options.judge is not None:
                     judge(race, options.judge)
-    write_table(race.protocol, race.results(), race.finalists(), race.out)
+    write_table(race.protocol, race.results(), race.out)
     return 0
 
 

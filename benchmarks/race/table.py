@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,16 @@ from benchmarks.race.protocol import Protocol
 
 Row = Mapping[str, Any]
 COLOURS = ("#5b6472", "#115cc6", "#e75f1e", "#078965", "#be679a", "#724e00", "#009cd6", "#b5432e", "#444444", "#999900")
+
+
+def read_results(file: Path) -> dict[str, dict[str, Any]]:
+    """Return the finished runs of a file by name; a line that a kill has torn is left out."""
+    rows = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        if line.endswith("}"):
+            row = json.loads(line)
+            rows[row["name"]] = row
+    return rows
 
 
 def counts(row: Row) -> bool:
@@ -46,8 +57,27 @@ def verdict(mean: float, seeds: int, reference: float, of_reference: int, spread
     return "better" if gain > noise else "worse" if gain < -noise else "within noise"
 
 
-def write_table(protocol: Protocol, rows: Mapping[str, Row], finalists: Sequence[str] | None, out: Path) -> None:
+def finalists_of(protocol: Protocol, rows: Mapping[str, Row]) -> list[str] | None:
+    """Return the reference and the best arms of the smallest size; None before all have run."""
+    first, small = protocol.tree["seeds"][0], protocol.sizes[0]
+    losses = {row["arm"]: row["loss"] for row in rows.values()
+              if row["size"] == small and row["seed"] == first and counts(row)}  # fmt: skip
+    arms = protocol.trained()
+    if not losses.keys() >= set(arms):
+        return None
+    return [protocol.reference, *sorted(arms[1:], key=lambda arm: losses[arm])[: protocol.tree["finalists"]]]
+
+
+def write_table(protocol: Protocol, rows: Mapping[str, Row], out: Path) -> None:
     """Write OUT/table.md and OUT/curves.svg of the finished runs, and print the table."""
+    text = table_of(protocol, rows)
+    (out / "table.md").write_text(text, encoding="utf-8")
+    (out / "curves.svg").write_text(picture_of(protocol, rows), encoding="utf-8")
+    print(text)
+
+
+def table_of(protocol: Protocol, rows: Mapping[str, Row]) -> str:
+    """Return the table of the finished runs in Markdown, the noise of each size below its rows."""
     lines = [
         f"Protocol {protocol.sha256[:12]}, sealed {protocol.tree['sealed']}. Held-out loss in nats, 15 % predicted.",
         "",
@@ -68,12 +98,9 @@ def write_table(protocol: Protocol, rows: Mapping[str, Row], finalists: Sequence
             lines.append(f"| {size} | {arm} | {row['multiple']:g} | {tokens} | {mean:.4f} | {len(values)} "
                          f"| {mean - base:+.4f} | {judgement} |")  # fmt: skip
         lines += ["", *_noise(protocol, rows, size, spread)]
-    if finalists:
+    if finalists := finalists_of(protocol, rows):
         lines += ["", f"Finalists: {', '.join(finalists)}."]
-    text = "\n".join(lines) + "\n"
-    (out / "table.md").write_text(text, encoding="utf-8")
-    (out / "curves.svg").write_text(_picture(protocol, rows), encoding="utf-8")
-    print(text)
+    return "\n".join(lines) + "\n"
 
 
 def _noise(protocol: Protocol, rows: Mapping[str, Row], size: str, spread: float) -> list[str]:
@@ -85,7 +112,7 @@ def _noise(protocol: Protocol, rows: Mapping[str, Row], size: str, spread: float
     return [summary + (f"; the same run repeated differs by {max(apart):g}." if apart else ".")]
 
 
-def _picture(protocol: Protocol, rows: Mapping[str, Row]) -> str:
+def picture_of(protocol: Protocol, rows: Mapping[str, Row]) -> str:
     """Return the curves of the first seed at the smallest size over the share of the budget, as SVG."""
     size, seed = protocol.sizes[0], protocol.tree["seeds"][0]
     curves = {row["arm"]: row["curve"] for row in rows.values() if row["size"] == size and row["seed"] == seed

@@ -157,17 +157,16 @@ def _check(options: argparse.Namespace) -> None:
     from modernbert_train.data.shard_sizes import check_shard_sizes
     from modernbert_train.plan.gpus import GPUS
     from modernbert_train.plan.not_checked import not_checked
+    from modernbert_train.plan.speed_settings import last_trained, unread_settings
 
     facts = resolve(config, options.ranks, gpu=GPUS[options.gpu] if options.gpu else None).facts
     assert facts is not None
     check_shard_sizes(config.data, config.evals)
     print(describe(config))
-    if (warning := few_predictions(config, facts)) is not None:
-        print(f"warning: {warning}")
-    if (warning := unread_rows(config, facts)) is not None:
-        print(f"warning: {warning}")
-    if (warning := without_words(config)) is not None:
-        print(f"warning: {warning}")
+    tuned = unread_settings(config) if last_trained(config) is None else None
+    for warning in (few_predictions(config, facts), unread_rows(config, facts), without_words(config), tuned):
+        if warning is not None:
+            print(f"warning: {warning}")
     if config.data.streams:
         print(describe_streams(config, facts))
     if config.weights.vocabulary != "same":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import ModelConfig
@@ -102,6 +102,25 @@ class LabelledConfig(ObjectiveConfig):
             yield f"objective.segments=2 with model.name={model.name}: it lacks a second token type. Set 1."
 
 
+class TextLabels(NamedTuple):
+    """One kind of labels of texts; its loss is a row of models/classifier.py, its targets of objectives/classify.py.
+
+    Attributes:
+        problem: transformers' problem_type.
+        min_labels: fewest classes; 0: the label is a score, and no class has a name.
+    """
+
+    problem: str
+    min_labels: int
+
+
+TEXT_LABELS = {
+    "single-label": TextLabels("single_label_classification", 2),
+    "multi-label": TextLabels("multi_label_classification", 1),
+    "regression": TextLabels("regression", 0),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassifyConfig(LabelledConfig):
     """A class, several classes or a score for each text or pair of texts."""
@@ -117,7 +136,12 @@ class ClassifyConfig(LabelledConfig):
 
     @property
     def title(self) -> tuple[str, str | None]:
-        return "classification of texts" if self.kind != "regression" else "regression of scores", None
+        return "regression of scores" if self.is_score else "classification of texts", None
+
+    @property
+    def is_score(self) -> bool:
+        """True if the label of a text is a number, which has no name."""
+        return self.min_labels == 0
 
     heads = ("class",)
 
@@ -127,21 +151,22 @@ class ClassifyConfig(LabelledConfig):
 
     @property
     def label_scheme(self) -> tuple[str, ...]:
-        return (self.kind,) if self.kind == "regression" else super().label_scheme  # an export names the one score
+        return (self.kind,) if self.is_score else super().label_scheme  # an export names the one score
 
     @property
     def num_logits(self) -> int:
-        return 1 if self.kind == "regression" else len(self.labels)
+        return 1 if self.is_score else len(self.labels)
 
     @property
     def min_labels(self) -> int:
-        return {"regression": 0, "multi-label": 1}.get(self.kind, 2)
+        return TEXT_LABELS[self.kind].min_labels
 
     def mistakes(self, model: ModelConfig) -> Iterator[str]:
         """See `ObjectiveConfig`."""
         yield from super().mistakes(model)
-        if self.kind == "regression" and self.labels:
-            yield f"objective.labels={list(self.labels)} with objective.kind=regression: a score has none. Remove them."
+        if self.is_score and self.labels:
+            here = f"objective.labels={list(self.labels)} with objective.kind={self.kind}"
+            yield f"{here}: a score has none. Remove them."
 
 
 @dataclass(frozen=True, kw_only=True)

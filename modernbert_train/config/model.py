@@ -111,7 +111,7 @@ class ModelConfig:
 
     @property
     def has_dropout(self) -> bool:
-        """True if hidden states are dropped in pretraining."""
+        """True if hidden states are dropped in pretraining, whose mask is kept for the backward pass."""
         return self.dropout > 0
 
     @property

@@ -155,8 +155,8 @@ class ObjectiveConfig:
 
     @property
     def query_share(self) -> float:
-        """Query tokens, see `Given` of batch.py, for each token of text."""
-        return 0.0
+        """Query tokens, see `Given` of batch.py, for each token of text: in a given order, one for each predicted."""
+        return self.predicted_share if self.order == "given" else 0.0
 
     @property
     def heads(self) -> tuple[str, ...]:
@@ -420,10 +420,6 @@ class PermutationLmConfig(ObjectiveConfig):
         return 1 / self.context_ratio
 
     order = "given"
-
-    @property
-    def query_share(self) -> float:
-        return self.predicted_share
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ L logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import torch
@@ -125,6 +125,32 @@ class Pooling(Classifier):
         return mean_PD.to(hidden_TD.dtype)
 
 
+def _one_class(logits_PL: Tensor, classes_PL: Tensor) -> tuple[Tensor, Tensor]:
+    classes_P = classes_PL.squeeze(1)
+    loss = F.cross_entropy(logits_PL, classes_P, ignore_index=IGNORED_LABEL, reduction="sum")
+    return loss, (logits_PL.argmax(dim=-1) == classes_P).sum()
+
+
+def _several_classes(logits_PL: Tensor, classes_PL: Tensor) -> tuple[Tensor, Tensor]:
+    real_PL = classes_PL != IGNORED_LABEL
+    losses_PL = F.binary_cross_entropy_with_logits(logits_PL, classes_PL.float(), reduction="none")
+    return losses_PL.masked_fill(~real_PL, 0.0).sum(), (((logits_PL > 0) == classes_PL) & real_PL).sum()
+
+
+def _score(logits_PL: Tensor, bits_PL: Tensor) -> tuple[Tensor, None]:
+    unknown_PL = bits_PL == IGNORED_LABEL
+    scores_PL = bits_PL.to(torch.int32).view(torch.float32).masked_fill(unknown_PL, 0.0)
+    return (logits_PL - scores_PL).square().masked_fill(unknown_PL, 0.0).sum(), None
+
+
+# kind of labels -> the summed loss and the number of right ones, None for a score, from logits and targets
+LOSSES: Mapping[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]] = {
+    "single-label": _one_class,
+    "multi-label": _several_classes,
+    "regression": _score,
+}
+
+
 class TextClassifier(Pooling):
     """One class, several classes or a score for each sequence."""
 
@@ -134,19 +160,8 @@ class TextClassifier(Pooling):
         """See `OnEncoder`: `classify`, and for single labels its hits."""
         logits_PL = self.predict(batch)
         classes_PL = batch.targets[CLASSES].view(len(logits_PL), -1)
-        real_PL = classes_PL != IGNORED_LABEL
-        if self.objective.kind == "single-label":
-            classes_P = classes_PL.squeeze(1)
-            loss = F.cross_entropy(logits_PL, classes_P, ignore_index=IGNORED_LABEL, reduction="sum")
-            hits = (logits_PL.argmax(dim=-1) == classes_P).sum()
-        elif self.objective.kind == "multi-label":
-            losses_PL = F.binary_cross_entropy_with_logits(logits_PL, classes_PL.float(), reduction="none")
-            loss, hits = losses_PL.masked_fill(~real_PL, 0.0).sum(), (((logits_PL > 0) == classes_PL) & real_PL).sum()
-        else:
-            scores_PL = classes_PL.to(torch.int32).view(torch.float32).masked_fill(~real_PL, 0.0)
-            loss = (logits_PL - scores_PL).square().masked_fill(~real_PL, 0.0).sum()
-            return Sums({"classify": loss}, {})
-        return Sums({"classify": loss}, {"classify/hits": hits} if figures else {})
+        loss, hits = LOSSES[self.objective.kind](logits_PL, classes_PL)
+        return Sums({"classify": loss}, {"classify/hits": hits} if figures and hits is not None else {})
 
 
 class WordClassifier(Classifier):

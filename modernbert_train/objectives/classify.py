@@ -8,6 +8,9 @@ Shape legend: T packed tokens, Q sequences of text, P sequences (padded), M word
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +20,14 @@ from modernbert_train.vocabulary import Vocabulary
 
 # names of the targets: the first token of a sequence or a word in T, and its classes
 FIRSTS, CLASSES, WORDS, TAGS = "firsts_P", "classes_PL", "words_M", "tags_M"
+
+# kind of labels -> their targets as integers, from the stored labels [Q, L] and the number of logits: a class without a
+# logit is ignored, and a score is the bits of its fp32
+TARGETS: Mapping[str, Callable[[NDArray[Any], int], NDArray[Any]]] = {
+    "single-label": lambda labels_QL, logits: np.where(labels_QL < logits, labels_QL, IGNORED_LABEL),
+    "multi-label": lambda labels_QL, logits: labels_QL[:, :logits],
+    "regression": lambda labels_QL, logits: labels_QL.astype(np.float32).view(np.int32),
+}
 
 
 class Classify:
@@ -31,15 +42,9 @@ class Classify:
         self._sep_id = vocabulary.sep_id
 
     def make(self, text: PackedText, settings: ClassifyConfig) -> Inputs:
-        """See `Objective.make`. A score is stored as the bits of its fp32; a class without a logit is ignored."""
+        """See `Objective.make`."""
         assert text.labels is not None
-        width, found = settings.num_logits, text.labels
-        if settings.kind == "single-label":
-            found = np.where(found < width, found, IGNORED_LABEL)
-        elif settings.kind == "multi-label":
-            found = found[:, :width]
-        elif settings.kind == "regression":
-            found = found.astype(np.float32).view(np.int32)
+        found = TARGETS[settings.kind](text.labels, settings.num_logits)
         spare = len(text.ids_T) // 3 - len(found)  # a sequence has at least three tokens
         targets = {
             FIRSTS: np.pad(text.starts_Q - 1, (0, spare)),

@@ -123,7 +123,7 @@ def layer_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool) -> int:
     """
     c, width, hidden = (2 if bf16 else 4), model.hidden_size, model.intermediate_size
     kept = KEPT[type(model)]
-    dropout = width if getattr(model, "attention_out_dropout", 0.0) > 0 else 0
+    dropout = width if model.has_dropout else 0
     residual = _residual_bytes(model, compute) if compute.compile else 4 * width
     common = residual + 8 + c * 7 * width + 4 * model.num_heads + dropout + 8 + c * width
     if compute.compile:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -161,8 +162,10 @@ def resolve(
         gpu = gpu or (named_gpu(config) if purpose == "submit" else _gpu_of(config))
         fits = None if gpu is None else RunGpus.of_kind(gpu)
         mistakes = [*_mistakes(iter([lambda: _check_memory(config, num_ranks, fits, fresh)]))]
-    if "folder" in looks and not any(isinstance(mistake, ConfigError) for mistake in mistakes):
-        mistakes += _mistakes(_of_its_folder(config, fresh))
+    if "folder" in looks:
+        mistakes += _mistakes(_of_its_models(config, fresh))
+        if not any(isinstance(mistake, ConfigError) for mistake in mistakes):
+            mistakes += _mistakes(_of_its_folder(config, fresh))
     if len(mistakes) == 1:
         raise mistakes[0]
     for kind in (ConfigError, DataError, StorageError, RunError):
@@ -314,16 +317,22 @@ def _check_second_home(url: str | None) -> None:
         _refuse(filter(None, [problem_of(url)]))
 
 
+def _of_its_models(config: RunConfig, fresh: bool) -> Iterator[Look]:
+    """Yield the looks at what a run names and writes to, which no other mistake can spoil."""
+    run = RunFolder(config)
+    if fresh or not run.has_checkpoints():
+        for key, name in first_weights(config):
+            yield partial(_look_up_key, key, name, config.runs_folder)
+    if (teacher := config.objective.named_teacher) is not None:
+        yield partial(_look_up_key, "objective.teacher", teacher, config.runs_folder)
+    yield run.check_writable
+
+
 def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
     yield lambda: describe_evals(config.evals)  # rank 0 reads them for all
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
-        for _, name in first_weights(config):
-            yield lambda name=name: _look_up(name, config.runs_folder)  # type: ignore[misc]
         yield lambda: _check_vocabulary(config.weights, config.data.tokenizer, config.runs_folder)
-    if (teacher := config.objective.named_teacher) is not None:
-        yield lambda: _look_up(teacher, config.runs_folder)
-    yield run.check_writable
     yield lambda: _check_disk(config, run, fresh)
     if not fresh:
         yield run.compare
@@ -344,6 +353,15 @@ def _look_up(name: str, runs_folder: str) -> NamedModel:
     from modernbert_train.weights.names import look_up
 
     return look_up(name, runs_folder)
+
+
+def _look_up_key(key: str, name: str, runs_folder: str) -> None:
+    try:
+        _look_up(name, runs_folder)
+    except RunError as mistake:
+        text = str(mistake)
+        mistake.args = (f"{key}={text}" if text.startswith(name) else f"{key}={name}: {text}",)
+        raise
 
 
 def first_weights(config: RunConfig) -> list[tuple[str, str]]:

@@ -162,19 +162,21 @@ def _lines(
         yield f"{', '.join(shown)}: {'as this run was trained so far' if resumed else usual}"
     for key, tokens in halved.items():
         yield f"{assigned(key, tokens)} after running out of memory"
-    if chosen and not resumed and (file := _tuned_settings(closed)) is not None:
-        yield (
-            f"{file}: no longer read. Write its settings as keys of the run, microbatch_tokens as a key of the phase, "
-            "or remove the file"
-        )
+    if chosen and not resumed and (unread := unread_settings(closed)) is not None:
+        yield unread
 
 
-def _tuned_settings(config: RunConfig) -> Path | None:
-    """Find the newest settings that the removed verb `tune` wrote for a model and row length of this run."""
+def unread_settings(config: RunConfig) -> str | None:
+    """Name the newest settings that the removed verb `tune` wrote for a model and row length of a run; None: none."""
     rows = {phase.row_tokens for phase in config.phases.values()}
     folder = Path(config.runs_folder) / "tuned"
     files = (file for tokens in rows for file in folder.glob(f"*-{config.model.name}-{tokens}-*/settings.json"))
-    return max(files, key=lambda file: file.stat().st_mtime, default=None)
+    if (newest := max(files, key=lambda file: file.stat().st_mtime, default=None)) is None:
+        return None
+    return (
+        f"{newest}: no longer read. Write its settings as keys of the run, microbatch_tokens as a key of the phase, or "
+        "remove the file"
+    )
 
 
 def _gpu_lines(chosen: Mapping[str, Any], closed: RunConfig, gpus: RunGpus, ranks: int) -> Iterator[str]:

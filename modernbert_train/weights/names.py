@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, newest_step, read_manifest
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST, STATE, FileHash, newest_step, read_manifest
 from modernbert_train.checkpoints.run_folder import TOKENIZER_COPY
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.contrastive import ContrastiveConfig
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 EXPORT = "hf"  # folder of a run's export, in the run's folder
+_OF_WEIGHTS = (".bin", ".json", ".pt", ".safetensors")  # files that decide what a model computes
 _OLD_LAYOUT = "0_Transformer"  # the encoder's folder in old models of sentence-transformers
 # keys that a run takes from the model it starts from: with another RoPE base every distance would look different
 _SCALING = (*(field.name for field in fields(RotaryConfig) if field.name.startswith("rope_")), "local_rope_scaled")
@@ -120,6 +122,25 @@ def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder, *, any_k
             f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG_JSON}."
         )
     return NamedModel("hub", path)
+
+
+def weights_hash(name: str) -> str | None:
+    """Return a hash of a model's weights and settings as they are now; None if they are not on this disk.
+
+    A checkpoint's manifest has the hashes of its weights; of other models the files are read.
+    """
+    with suppress(OSError, ValueError, RunError):  # `open_model` raises the error
+        found = look_up(name, any_kind=True)
+        folder = found.folder
+        if folder is not None and (folder / MANIFEST).is_file():
+            manifest = read_manifest(folder)
+            parts = {each: manifest.files[each].xxh3_128 for each in sorted(manifest.weights)}
+        else:
+            files = [found.path] if folder is None else [*folder.glob("*"), *folder.glob("[0-9]_*/*")]
+            known = sorted(file for file in files if file.suffix in _OF_WEIGHTS and file.is_file())
+            parts = {str(file.relative_to(folder or file)): FileHash.of(file).xxh3_128 for file in known}
+        return FileHash.of_text(json.dumps(parts)).xxh3_128 if parts else None
+    return None
 
 
 def is_checkpoint(path: Path) -> bool:

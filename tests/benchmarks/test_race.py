@@ -18,7 +18,7 @@ import yaml
 
 from benchmarks.race.__main__ import Race
 from benchmarks.race.protocol import HERE, Job, Protocol, configure, flops
-from benchmarks.race.table import pooled_deviation, verdict
+from benchmarks.race.table import finalists_of, pooled_deviation, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 SEALED = Protocol.read(HERE / "protocol.yaml")
@@ -117,7 +117,7 @@ def test_a_killed_race_continues_and_a_diverged_arm_is_a_result(tmp_path: Path) 
     assert len(rows) == len((out / "results.jsonl").read_text().splitlines())
     assert rows["small-recipe-lr-1-seed-17"]["loss"] == rows["small-recipe-lr-1-seed-17-again-1"]["loss"]
     assert rows["small-diverges-lr-1-seed-17"]["loss"] == math.inf
-    assert race.finalists() == ["recipe", "diverges"]
+    assert finalists_of(race.protocol, race.results()) == ["recipe", "diverges"]
     assert sorted(os.listdir(out / "models")) == ["small-recipe-lr-1-seed-17"]
     table = (out / "table.md").read_text()
     assert "| small | average | 1 | none |" in table and "the same run repeated differs by 0." in table

@@ -32,28 +32,13 @@ DROPOUT = "model.attention_out_dropout=0.1"
 @pytest.mark.runs
 @pytest.mark.timeout(290)
 def test_a_few_steps_on_two_ranks_are_those_on_one(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
-    """Vectors come from both ranks, and gradients go back to both; the whole run is in the slow tests."""
-    short = (*LONGER, "phases.main.tokens=6500", "data.validation=null")
+    """Vectors come from both ranks, gradients go back to both, and microbatches have the same dropout; the whole run is
+    in the slow tests."""
+    short = (*LONGER, DROPOUT, "phases.main.tokens=6500", "data.validation=null")
     run_ranks(train_each, 1, [contrastive_run("name=one", *short)], False)
     run_ranks(train_each, 2, [contrastive_run("name=two", *short)], False)
     assert_same_run(tmp_path / "runs/two", tmp_path / "runs/one")
     assert_same_weights(tmp_path / "runs/two", tmp_path / "runs/one")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(290)
-def test_two_ranks_compare_as_one_does_under_ddp_and_fsdp2(contrastive_run: ContrastiveRun, tmp_path: Path) -> None:
-    """Microbatches are the same, and so is their dropout; losses, gradient norms, held-out figures, weights."""
-    runs = tmp_path / "runs"
-    run_ranks(train_each, 1, [contrastive_run("name=one", DROPOUT, *LONGER)], False)
-    words = [
-        contrastive_run(f"name={strategy}", DROPOUT, f"distributed.strategy={strategy}", *LONGER)
-        for strategy in ("ddp", "fsdp2")
-    ]
-    run_ranks(train_each, 2, words, False)
-    for name in ("ddp", "fsdp2"):
-        assert_same_run(runs / name, runs / "one")
-        assert_same_weights(runs / name, runs / "one")
 
 
 def sources_of_steps(words: list[str]) -> list[list[int]]:

@@ -198,7 +198,8 @@ FIGURES = (
     Figure("Files to read", lambda: in_words(reading_list()).capitalize(), (
         (DESIGN, "## Read these first\n\n{} files, at"),)),
     Figure("rooms", rooms, ((DESIGN, "## Where things are\n\n{}, from the ground"),)),
-    Figure("modules with the whole run", lambda: in_words(MAX_MODULES), ((DESIGN, "only its sections; {} modules see"),)),
+    Figure("modules with the whole run", lambda: in_words(MAX_MODULES), (
+        (DESIGN, "only its sections; {} modules see"),)),
     Figure("ranks that plan", planned_for, (
         ("docs/decisions/same-planner-on-every-rank.md", "for base up to about {} H100"),)),
     Figure("planned tokens", lambda: f"{PLANNED_TOKENS_PER_SECOND / 1e6:.0f} M", (

@@ -33,8 +33,6 @@ from tests.support.runs import records
 from tests.support.texts import texts_of
 from tests.support.tiny_run import TinyRun
 
-SHARED = Path(__file__).parents[3] / "shared/data"
-
 
 def write_texts(path: Path, *, shuffled: bool = False, number: int = 120, seed: int = 1) -> Path:
     """Write texts of two vocabularies, the letters a to m and n to z; shuffled: labels are random."""
@@ -415,33 +413,3 @@ def test_every_kind_has_a_row() -> None:
     from modernbert_train.config.schema import VARIANTS
 
     assert set(EVALUATORS) == set(VARIANTS["evals"].values())
-
-
-# --- real tasks ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize(
-    ("train", "test", "settings", "least"),
-    [
-        pytest.param(
-            *("other_tasks/banking77_train.csv", "other_tasks/banking77_test.csv", {"label_column": "category"}, 0.2),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            *("glue/QNLI/dev.tsv", None, {"text_columns": ["question", "sentence"]}, 0.45), marks=pytest.mark.slow
-        ),
-        ("glue/WNLI/train.tsv", None, {"text_columns": ["sentence1", "sentence2"]}, 0.3),
-    ],
-)
-def test_real_tasks_are_read_and_told_better_than_by_guessing(
-    tiny_run: TinyRun, train: str, test: str | None, settings: dict[str, Any], least: float
-) -> None:
-    """By an untrained encoder: its mean of random embeddings is a bag of words, enough for BANKING77."""
-    if not (SHARED / train).exists():
-        pytest.skip(f"{SHARED / train} is missing; see its README")
-    files = {"train": str(SHARED / train)} | ({} if test is None else {"test": str(SHARED / test)})
-    config = with_probe(tiny_run(), **files, **settings, max_examples=1500)
-    found = measure(config)
-    assert found["accuracy"] > least
-    assert found["num_texts"] > 300

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hub_stand_in import running
 from tests.support.make_shards import make_texts
 from tests.support.paths import ROOT
-from tests.weights.hub_stand_in import running
 
 SCRIPT = ROOT / "examples/hub_job.py"
 

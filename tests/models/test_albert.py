@@ -20,21 +20,6 @@ Make = Callable[..., Any]
 GROUPS, INNER, BOTH = (WAYS[way] for way in ("groups", "turns", "groups and turns"))
 
 
-@pytest.mark.parametrize("way", ["all", "groups and turns", "attention", "ffn in groups"])
-def test_sharing_is_equal_weights(sequences: Make, pack: Make, way: str) -> None:
-    """A model that shares nothing, with the weights of one that does in each layer, computes the same."""
-    config = WAYS[way]
-    batch, shared = pack([sequences([40, 9])], row_tokens=50), build(config)
-    apart = build(replace(config, sharing="none", groups=1, group_layers=1))
-    weights = shared.state_dict()
-    weights = {name: tensor for name, tensor in weights.items() if not name.startswith("model.layers.")}
-    apart.load_state_dict(weights, strict=False)
-    for units, others in zip(apart.config.path, shared.config.path, strict=True):
-        for unit, other in zip(units, others, strict=True):
-            apart.model.layers[unit].load_state_dict(shared.model.layers[other].state_dict())
-    assert torch.equal(apart.encode(batch.packed), shared.encode(batch.packed))
-
-
 @pytest.mark.parametrize(
     ("config", "attention", "ffn"),
     [

@@ -135,12 +135,6 @@ def test_a_bias_is_added_to_scaled_scores(order: Order) -> None:
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-4)
 
 
-def test_local_memory_is_linear_in_the_line() -> None:
-    """Twice the tokens, twice the mask; a T x T mask would need 4 times and end long contexts."""
-    sizes = [sdpa.prepare(packed([n]), Visible.around(64)).visible_B1QK.numel() for n in (4096, 8192)]
-    assert sizes[1] == 2 * sizes[0] == 8192 * (64 + 2 * 64)
-
-
 @pytest.mark.parametrize(
     ("capability", "heads", "first"),
     [((9, 0), 64, "tiles"), ((9, 0), 48, "varlen"), ((9, 0), None, "varlen"), ((8, 0), 64, "varlen")],
@@ -175,15 +169,6 @@ def test_auto_takes_sdpa_on_cpu_and_says_so_once(caplog: pytest.LogCaptureFixtur
     assert [record.getMessage() for record in caplog.records] == [
         "compute.attention=auto: using sdpa on cpu in float32"
     ]
-
-
-def test_a_named_kernel_that_cannot_serve_is_refused() -> None:
-    """A silent fallback would train at a fraction of the configured kernel's speed."""
-    with pytest.raises(ConfigError) as error:
-        choose_kernel("varlen", CPU, torch.float32)
-    message = str(error.value)
-    assert message.startswith("compute.attention=varlen: it needs a CUDA device, not cpu.")
-    assert message.endswith("Usable here: sdpa. Or set compute.attention=auto.")
 
 
 def test_an_unknown_kernel_is_refused() -> None:

@@ -21,13 +21,10 @@ from modernbert_train.models import attention
 from modernbert_train.models.attention import flex, sdpa
 from modernbert_train.models.deberta import distance_rows
 from modernbert_train.weights.formats.deberta import FORMAT
-from tests.support.encoders import DEBERTA, DEBERTA_NARROW, DEBERTA_V1, VOCABULARY, build, ids, twin_of
+from tests.support.encoders import DEBERTA, DEBERTA_V1, VOCABULARY, build, ids, twin_of
 
 Make = Callable[..., Any]
-CONFIGS = pytest.mark.parametrize("config", [DEBERTA, DEBERTA_NARROW, DEBERTA_V1], ids=["v2", "narrow", "v1"])
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-EXACT = {torch.float32: CLOSE, torch.float64: {"atol": 1e-11, "rtol": 1e-11}}
-BOUNDARIES = (0, 45, 70, 76)
 
 
 @pytest.mark.weekly

@@ -22,7 +22,7 @@ from modernbert_train.config.schema import (
     ModernBertConfig,
 )
 from modernbert_train.models.build import build_model
-from modernbert_train.models.distilled import TOKENS, Distilled, Teacher, divergence_and_gradient
+from modernbert_train.models.distilled import TOKENS, Distilled, Teacher
 from modernbert_train.models.masked_lm import ForMaskedLM
 from tests.support.encoders import fill
 
@@ -102,21 +102,6 @@ def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -
         set() if width == 32 else {"projection.weight", "projection.bias"}
     )
     assert not any("teacher" in name for name in names)
-
-
-def test_the_gradient_of_the_divergence_is_autograds() -> None:
-    """In fp64, and 0 where nothing is compared."""
-    draw = torch.Generator().manual_seed(1)
-    ours, theirs = (torch.randn(6, 40, generator=draw, dtype=torch.float64) for _ in range(2))
-    real = torch.tensor([True] * 4 + [False] * 2)
-    found, gradient = divergence_and_gradient(ours.clone(), theirs, real, 2.0)
-    ours.requires_grad_()
-    each = F.kl_div((ours / 2).log_softmax(-1), (theirs / 2).softmax(-1), reduction="none").sum(-1)
-    expected = 4 * each[real].sum()
-    expected.backward()
-    torch.testing.assert_close(found.double(), expected.detach(), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(gradient, ours.grad, rtol=1e-5, atol=1e-6)
-    assert not gradient[4:].any()
 
 
 def test_held_out_text_needs_no_teacher(sequences: Make, pack: Make) -> None:

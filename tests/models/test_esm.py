@@ -6,63 +6,12 @@ If this breaks, a model of proteins that is read, or one that is published, comp
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.build import build_model
-from modernbert_train.weights.formats import esm, format_of, read_folder
-from modernbert_train.weights.formats.config_json import read_object
-from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.support.encoders import ESM, VOCABULARY, build, twin_of
-
-CONFIGS = {"token dropout": ESM, "plain": replace(ESM, token_dropout=False, rope_theta=500.0)}
-EACH = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-BOUNDARIES = (0, 45, 70, 76)
-RELEASED = {  # config.json of facebook/esm2_t6_8M_UR50D
-    "architectures": ["EsmForMaskedLM"], "attention_probs_dropout_prob": 0.0, "classifier_dropout": None,
-    "emb_layer_norm_before": False, "esmfold_config": None, "hidden_act": "gelu", "hidden_dropout_prob": 0.0,
-    "hidden_size": 320, "initializer_range": 0.02, "intermediate_size": 1280, "is_folding_model": False,
-    "layer_norm_eps": 1e-05, "mask_token_id": 32, "max_position_embeddings": 1026, "model_type": "esm",
-    "num_attention_heads": 20, "num_hidden_layers": 6, "pad_token_id": 1, "position_embedding_type": "rotary",
-    "token_dropout": True, "torch_dtype": "float32", "use_cache": True, "vocab_list": None, "vocab_size": 33,
-}  # fmt: skip
-
-
-@EACH
-def test_files_of_transformers_come_back_bit_by_bit(tmp_path: Path, config: Any) -> None:
-    """With a head or without one; the contact head and rotary tables of released files are dropped."""
-    twin_of(build(config)).save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    found = read_folder(tmp_path)
-    assert (replace(found.model, init_cutoff=config.init_cutoff), found.max_tokens, found.order) == (config, 96, "all")
-    old = {"esm.encoder.layer.0.attention.self.rotary_embeddings.inv_freq": torch.ones(3)}
-    old["esm.embeddings.position_embeddings.weight"] = torch.ones(5, 5)
-    weights = from_hf(esm.FORMAT, stored | old, config, "file")
-    back = to_hf(esm.FORMAT, weights, config)
-    assert {name for name in stored if esm.FORMAT.today(name) is None} == {
-        name for name in stored if "contact_head" in name or "inv_freq" in name
-    }
-    assert {esm.FORMAT.today(name) for name in stored} - {None} == back.keys()
-    assert all(
-        torch.equal(tensor, back[esm.FORMAT.today(name)]) for name, tensor in stored.items() if esm.FORMAT.today(name)
-    )
-    build_model(config, MaskedLmConfig()).load_state_dict(weights, strict=True)
-    model = {name.removeprefix("esm."): tensor for name, tensor in stored.items() if name.startswith("esm.")}
-    (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace("EsmForMaskedLM", "EsmModel"))
-    alone = format_of(read_object(tmp_path / "config.json"), "file")
-    assert {alone.today(name) for name in model} == {name for name in back if name.startswith("esm.")} | {None}
-
-
-def test_the_released_model_is_read() -> None:
-    found = esm.FORMAT.read(RELEASED, "config.json")
-    assert (found.model.hidden_size, found.model.num_layers, found.model.head_size) == (320, 6, 16)
-    assert (found.model.mask_id, found.model.token_dropout, found.max_tokens) == (32, True, 1026)
+from modernbert_train.weights.formats import esm
+from tests.support.encoders import ESM, VOCABULARY
 
 
 def test_a_mask_of_another_tokenizer_is_refused() -> None:

@@ -18,7 +18,6 @@ from modernbert_train.models.layers import rotary_tables, rotate
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 Make = Callable[..., Any]
-LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads
 
 
 def angles(model: ModernBertForMaskedLM, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,6 @@ from modernbert_train.weights.formats.alone import Alone
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from tests.support.encoders import NEOBERT, VOCABULARY, build, objective_of, twin_of
 
-BOUNDARIES = (0, 45, 70, 76)
 # config.json of chandar-lab/NeoBERT
 RELEASED: dict[str, Any] = {
     "architectures": ["NeoBERTLMHead"],

@@ -199,21 +199,3 @@ def test_large_weights_in_fp64_leave_no_difference(sequences: Make, way: str) ->
             logits = model.logits(own, torch.arange(len(ids)))
             torch.testing.assert_close(logits, out.prediction_logits[0], atol=1e-10, rtol=0)
             torch.testing.assert_close(pair_head(own[0]), out.sop_logits[0], atol=1e-10, rtol=0)
-
-
-@pytest.mark.runs
-def test_the_layer_pattern_of_base_equals_transformers(sequences: Make, pack: Make) -> None:
-    """22 layers, window 128, bases 160,000 and 10,000: the released shape, only narrow."""
-    model = build(replace(DEEP, num_layers=22, local_attention=128, init_std=0.05))
-    apart = sequences([300, 40])
-    hidden_TD = model.encode(pack([apart], row_tokens=340).packed)
-    expected = torch.cat([twin_of(model).base_model(ids[None]).last_hidden_state[0] for ids in apart])
-    torch.testing.assert_close(hidden_TD, expected, atol=2e-5, rtol=1e-5)
-
-
-def test_state_dict_is_transformers_own() -> None:
-    """ModernBERT's names and shapes are identical both ways: the export cannot mistranslate."""
-    model = build(DEEP)
-    theirs = twin_of(model).state_dict()
-    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in theirs.items()}
-    assert model.decoder.weight is model.model.embeddings.tok_embeddings.weight

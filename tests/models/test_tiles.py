@@ -8,31 +8,19 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed; it comes with CUDA builds of torch")
 
-from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
-
 from benchmarks.batches import lay_out
 from modernbert_train.batch import Packed
 from modernbert_train.models.attention import sdpa, tile_kernels, tiles
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.layers import attend_rotary, rotary_tables, rotated
+from tests.support.triton_kernels import interpret_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See tests/optim/test_fused.py."""
-    if DEVICE == "cuda":
-        return
-    monkeypatch.setattr(JITFunction, "__call__", lambda self, *words, **named: interpret(self)(*words, **named))
-    for name, kernel in vars(tile_kernels).copy().items():
-        if isinstance(kernel, JITFunction):
-            monkeypatch.setattr(tile_kernels, name, interpret(kernel))
-
-
-def interpret(kernel: JITFunction) -> InterpretedFunction:
-    return InterpretedFunction(kernel.fn)
+    interpret_kernels(tile_kernels, monkeypatch)
 
 
 def line_of(lengths: list[int]) -> Packed:

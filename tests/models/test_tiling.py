@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.batches import all_logits, mean_loss
-from modernbert_train.batch import Batch
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -128,43 +126,6 @@ def test_published_growth_of_a_whole_model(small: Small, build: Build) -> None:
         assert torch.equal(grown[f"{ours}attn.Wqkv.weight"], expected), layer
         expected = by_rule(state[f"{theirs}mlp.Wo.weight"], 96, 56)
         assert torch.equal(grown[f"{ours}mlp.Wo.weight"], expected), layer
-
-
-SHAPES: dict[str, dict[str, Any]] = {
-    "nothing": {},
-    "depth": {"num_layers": 10},
-    "width": {"hidden_size": 96, "num_heads": 3, "intermediate_size": 72},
-    "more than double": {"num_layers": 13, "hidden_size": 160, "num_heads": 5, "intermediate_size": 111},
-}
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES.keys())
-def test_a_grown_model_holds_old_values_everywhere_and_runs(
-    changes: dict[str, Any],
-    small: Small,
-    build: Build,
-    pack: Callable[..., Batch],
-    sequences: Callable[..., list[Tensor]],
-) -> None:
-    """Depth, width, both, little, much: a complete state dict in which every value comes from the smaller model."""
-    old, new = small(num_layers=4), small(**({"num_layers": 4} | changes))
-    model = build(old)
-    state = model.state_dict()
-    grown = grow(state, old, new)
-    larger = ModernBertForMaskedLM(new)
-    larger.load_state_dict(grown, strict=True)
-    known = torch.cat([tensor.flatten() for tensor in state.values()])
-    for name, tensor in grown.items():
-        if name.endswith("attn_norm.weight") and torch.equal(tensor, torch.ones(new.hidden_size)):
-            continue  # from layer 0, which has none
-        assert torch.isin(tensor, known).all(), name
-    larger.eval()
-    batch = pack([sequences([40, 20]), sequences([9])], row_tokens=64)
-    with torch.no_grad():
-        assert torch.isfinite(mean_loss(larger, batch))
-        if not changes:
-            assert torch.equal(all_logits(larger, batch), all_logits(model, batch))
 
 
 def test_a_layer_taken_from_the_first_gets_a_norm_of_ones(small: Small, build: Build) -> None:

@@ -5,7 +5,6 @@ Weights are large enough that every term of a score matters; in fp64 the remaini
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from modernbert_train.weights.formats import xlnet
 from modernbert_train.weights.formats.tensors import to_hf
 from tests.support.encoders import XLNET, build, ids, twin_of
 
-Make = Callable[..., Any]
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 EXACT = {torch.float32: CLOSE, torch.float64: {"atol": 1e-11, "rtol": 1e-11}}
 PRECISIONS = pytest.mark.parametrize("dtype", EXACT, ids=["fp32", "fp64"])

@@ -10,11 +10,9 @@ from torch import nn
 
 pytest.importorskip("triton", reason="Triton is not installed; it comes with CUDA builds of torch")
 
-from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
-
 from modernbert_train.optim import fused
 from modernbert_train.optim.stable_adamw import StableAdamW
+from tests.support.triton_kernels import interpret_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(7, 5), (1,), (fused.CHUNK + 3,), (2, fused.CHUNK), (33,)]
@@ -24,20 +22,7 @@ SETTINGS = {"betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.02, "max_lr": 1
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU, interpret the kernels and the functions of Triton that they call.
-
-    TRITON_INTERPRET would have to be set before this process first imports Triton, which other tests do too.
-    """
-    if DEVICE == "cuda":
-        return
-    monkeypatch.setattr(JITFunction, "__call__", lambda self, *words, **named: interpret(self)(*words, **named))
-    for name, kernel in vars(fused).copy().items():
-        if isinstance(kernel, JITFunction):
-            monkeypatch.setattr(fused, name, interpret(kernel))
-
-
-def interpret(kernel: JITFunction) -> InterpretedFunction:
-    return InterpretedFunction(kernel.fn)
+    interpret_kernels(fused, monkeypatch)
 
 
 def make(use_kernels: bool, shapes: Sequence[tuple[int, ...]] = SHAPES) -> tuple[list[nn.Parameter], StableAdamW]:

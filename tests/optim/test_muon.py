@@ -36,7 +36,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.sharding import like
 from modernbert_train.optim.build import apply_clock, build_optimizer
 from modernbert_train.optim.groups import weights_of
-from modernbert_train.optim.muon import SCALES, Muon, Rule, orthogonalize, share_out
+from modernbert_train.optim.muon import SCALES, Muon, Rule, share_out
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import optimizer_flops
@@ -151,27 +151,6 @@ def test_equals_torchs_muon(scale: Any, in_bf16: bool, monkeypatch: pytest.Monke
             step_with(torchs, [theirs], [grad])
         moved = (theirs - before).norm()
         assert (ours - theirs).norm() < (2e-2 if in_bf16 else 1e-10) * moved
-
-
-@pytest.mark.parametrize("shape", [(40, 40), (20, 60), (60, 20)])
-def test_singular_vectors_stay_and_values_come_near_one(shape: tuple[int, int]) -> None:
-    x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    u, s, vh = torch.linalg.svd(x, full_matrices=False)
-    inner = u.mT @ orthogonalize(x, 5) @ vh.mT
-    values = inner.diagonal(dim1=1, dim2=2)
-    torch.testing.assert_close(inner, torch.diag_embed(values), atol=1e-9, rtol=0)
-    assert values.max() < 1.25 and (values[s > 0.01 * torch.linalg.matrix_norm(x)[:, None]] > 0.65).all()
-
-
-def test_fused_matrices_are_orthogonalised_one_by_one() -> None:
-    """With a gradient of v a thousand times q's, q must still get a direction."""
-    generator = torch.Generator().manual_seed(3)
-    grads = [torch.randn(4, 6, generator=generator) * size for size in (1.0, 10.0, 1000.0)]
-    fused, alone = nn.Parameter(torch.zeros(12, 6)), [nn.Parameter(torch.zeros(4, 6)) for _ in range(3)]
-    for param, parts, own in (([fused], [3], [torch.cat(grads)]), (alone, [1, 1, 1], grads)):
-        step_with(Muon([{"params": param, "parts": parts}], LR), param, own)
-    torch.testing.assert_close(fused.detach(), torch.cat([param.detach() for param in alone]))
-    assert all(part.square().mean().sqrt().item() == pytest.approx(0.2 * LR, rel=0.2) for part in fused.chunk(3))
 
 
 def test_which_weights_are_matrices() -> None:
@@ -408,13 +387,6 @@ def test_an_interrupted_run_resumes_as_if_it_had_not_been(tiny_run: TinyRun, tmp
     assert records(runs / "resumed", "resume")
     found, expected = weights(runs / "resumed"), weights(runs / "straight")
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-
-
-def test_gradients_of_a_part_would_be_noticed() -> None:
-    """Orthogonalising shards is another optimizer; else the comparisons above could not fail."""
-    grad = torch.randn(14, 6, generator=torch.Generator().manual_seed(0))[None]
-    halves = torch.cat([orthogonalize(part, 5) for part in grad.chunk(2, dim=1)], dim=1)
-    assert (halves - orthogonalize(grad, 5)).abs().max() > 0.1
 
 
 # --- plan --------------------------------------------------------------------------------------------------------

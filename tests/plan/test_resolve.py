@@ -251,6 +251,19 @@ def test_all_mistakes_are_reported_together(again: TinyRun, tmp_path: Path, caps
     assert "seed: 5 -> 6" in said and "phases.short.tokens: 4000 -> 5000" in said
 
 
+def test_models_that_are_not_there_are_reported_with_the_rest(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["objective.name=distill", "weights.init_from=absent", f"data.train={tmp_path}/no"]
+    said = refusal(tiny_run(*words, "objective.teacher=a/b/c", "seed=-1"), capsys).splitlines()
+    assert [line.split(":")[0] for line in said] == [
+        "error", f"data.train={tmp_path}/no", "weights.init_from=absent", "objective.teacher=a/b/c"
+    ]  # fmt: skip
+    said = refusal(tiny_run(*words, "optim.lr=-1"), capsys).splitlines()
+    assert not any(line.startswith("objective.teacher=") for line in said), "no teacher is named yet"
+    assert any(line.startswith("weights.init_from=absent:") for line in said)
+
+
 @pytest.mark.runs
 def test_looking_writes_nothing_and_takes_no_lock(again: TinyRun, tmp_path: Path, tiny_run: TinyRun) -> None:
     """A run in progress must not notice a `check`."""

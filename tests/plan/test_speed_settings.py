@@ -150,6 +150,11 @@ class TestTune:
         checkpoint(closed, "short")
         assert not any("no longer read" in line for line in close_settings(config).lines), "once only"
 
+    def test_check_names_it_too(self, tiny_run: TinyRun, config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+        file = self.old(config)
+        assert main(["check", *tiny_run()]) == 0
+        assert f"warning: {file}: no longer read." in capsys.readouterr().out
+
     def test_a_result_of_another_model_or_row_length_is_not(self, config: RunConfig) -> None:
         for case in ("epyc-modernbert-640-0f3a77b1", "epyc-bert-64-0f3a77b1"):
             self.old(config, case)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.support.labelled import PLAIN, WriteTask, sentences
 from tests.support.tiny_run import TIMES
 
@@ -33,12 +32,6 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def predictions(folder: Path, split: str) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "predictions.jsonl").read_text(encoding="utf-8").splitlines()]
     return [line for line in lines if line.pop("split") == split]
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    newest, _ = newest_valid(folder / "checkpoints")
-    assert newest is not None
-    return dict(newest.weights())
 
 
 def write_tags(folder: Path, write_task: WriteTask) -> Path:

@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
+from modernbert_train.models.build import build_model
+from modernbert_train.weights.gather import load_weights
 from tests.support import forked
 from tests.support.faulty import Killed, at_fault
 from tests.support.paths import ROOT
@@ -94,10 +96,21 @@ def assert_same_run(folder: Path, expected: Path) -> None:
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
+def newest(folder: Path) -> Checkpoint:
     found, passed_over = newest_valid(folder / "checkpoints")
     assert found is not None and not passed_over
-    return found.weights()
+    return found
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return newest(folder).weights()
+
+
+def model_of(checkpoint: Checkpoint) -> Any:
+    """The trained model, for evaluation."""
+    model = build_model(checkpoint.config.model, checkpoint.config.objective)
+    load_weights(model, checkpoint.weights())
+    return model.eval()
 
 
 def assert_equal_runs(folder: Path, expected: Path, least: int = 11) -> None:

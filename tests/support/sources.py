@@ -9,8 +9,8 @@ import yaml
 from torch import Tensor
 
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.config.schema import ModernBertConfig
+from tests.support.runs import weights
 
 MODEL = ModernBertConfig(
     vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, init_std=0.1
@@ -29,9 +29,7 @@ LARGER = ("model.hidden_size=48", "model.num_heads=3", "model.num_layers=7", "mo
 
 def first_weights(words: list[str], folder: Path) -> dict[str, Tensor]:
     assert main(["train", *words]) == 0
-    found, _ = newest_valid(folder / "checkpoints")
-    assert found is not None
-    return found.weights()
+    return weights(folder)
 
 
 def run_of(words: list[str], model: dict[str, Any], objective: str = "mlm") -> list[str]:

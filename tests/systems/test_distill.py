@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from modernbert_train.__main__ import main
@@ -78,33 +77,6 @@ def test_a_killed_student_resumes_under_its_teacher_and_under_no_other(
     assert main(["train", *student(tiny_run, teacher, *killed, f"objective.teacher={tmp_path / 'runs/none'}")]) == 65
     assert main(["train", *student(tiny_run, teacher, *killed, f"objective.teacher={moved}")]) == 0
     assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole", least=6)
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_ranks_are_as_one(tiny_run: TinyRun, tmp_path: Path, strategy: str) -> None:
-    """With a wider teacher, whose width a matrix reaches that only the comparison of hidden states trains."""
-    assert main(["train", *tiny_run(*WIDER)]) == 0
-    asked = (
-        f"objective={{name: distill, teacher: {tmp_path / 'runs/teacher'}, teacher_width: 64}}",
-        "model.num_layers=1",
-        "phases.long=null",
-    )
-    assert main(["train", *tiny_run(*asked, "name=one")]) == 0
-    launch(tiny_run(*asked, "name=two", f"distributed.strategy={strategy}"), 2)
-    steps = records(tmp_path / "runs/one")
-    assert steps[-1]["loss/cosine"] < 0.7 * steps[0]["loss/cosine"], "it comes near its teacher"
-    one, two = (weights(tmp_path / "runs" / name) for name in ("one", "two"))
-    assert one.keys() == two.keys() and "projection.weight" in one
-    for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, atol=1e-4, rtol=1e-3, msg=name)
-    for a, b in zip(*(records(tmp_path / "runs" / name) for name in ("one", "two")), strict=True):
-        keys = ("loss", "loss/mlm", "loss/kl", "loss/cosine", "grad_norm")
-        assert [a[key] for key in keys] == pytest.approx([b[key] for key in keys], rel=2e-4)
-    assert main(["export", str(tmp_path / "runs/one")]) == 0
-    assert json.loads((tmp_path / "runs/one/hf/config.json").read_text())["architectures"] == ["ModernBertForMaskedLM"]
 
 
 @pytest.mark.runs

@@ -14,13 +14,11 @@ import transformers
 
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.models.build import build_model
 from modernbert_train.models.pairs import WithOrder
-from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from tests.support import neobert
 from tests.support.matrix import COMPARING, ENCODERS, OBJECTIVES, PAIRS, system
+from tests.support.runs import model_of, newest
 from tests.support.tiny_run import TinyRun
 
 # the weights of every encoder are compared in tests/weights/formats; the whole matrix takes minutes
@@ -111,16 +109,14 @@ def test_exported_it_computes_the_same_in_transformers(
     )
     paired = objective == "sop" and encoder in ("bert", "albert")
     assert (sorted({*pair.get("token_type_ids", [0])}) == [0, 1]) is typed
-    found, _ = newest_valid(run / "checkpoints")
-    assert found is not None
-    model = build_model(found.config.model, found.config.objective)
-    load_weights(model, found.weights())
+    found = newest(run)
+    model = model_of(found)
     ids_T = torch.randint(5, 500, (60,), generator=torch.Generator().manual_seed(1))
     segments_T = torch.tensor([0] * 10 + [1] * 30 + [0] * 5 + [1] * 15)
     packed = lay_out(ids_T, [0, 40, 60], order=found.config.objective.plain_order)
     packed = replace(packed, segment_ids_T=segments_T if typed else None)
     with torch.no_grad():
-        hidden_TD = model.eval().encode(packed)
+        hidden_TD = model.encode(packed)
         logits_TV = model.logits(hidden_TD, torch.arange(60))
         for start, end in ((0, 40), (40, 60)):
             inputs = {"input_ids": ids_T[None, start:end]}
@@ -164,15 +160,12 @@ def test_exported_it_scores_the_same_in_sentence_transformers(
     queries, documents = ["1 qu 1", "20 qu 3 or so"], ["1 po 1", "20 po 3 and some more words", "ne"]
     scores_QC = theirs.similarity(theirs.encode_query(queries), theirs.encode_document(documents))
 
-    found, _ = newest_valid(run / "checkpoints")
-    assert found is not None
-    model = build_model(found.config.model, found.config.objective)
-    load_weights(model, found.weights())
+    model = model_of(newest(run))
 
     def vectors(text: str) -> torch.Tensor:
         ids_T = torch.tensor(theirs.tokenizer(text)["input_ids"])
         with torch.no_grad():
-            hidden_TD = model.eval().encode(lay_out(ids_T, [0, len(ids_T)]))
+            hidden_TD = model.encode(lay_out(ids_T, [0, len(ids_T)]))
             rows = (
                 model.get_submodule("token_projection")(hidden_TD) if objective == "late" else hidden_TD.mean(0)[None]
             )

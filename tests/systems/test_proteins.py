@@ -13,11 +13,8 @@ from benchmarks.batches import lay_out
 from data_prep.prepare import main as prepare
 from data_prep.tokenizer import main as tokenizer
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.models.build import build_model
-from modernbert_train.weights.gather import load_weights
 from tests.support.paths import ROOT
-from tests.support.runs import records
+from tests.support.runs import model_of, newest, records
 
 SMALL = ("hidden_size=32", "num_layers=2", "num_heads=2", "intermediate_size=64")
 
@@ -53,12 +50,9 @@ def test_fasta_becomes_a_model_that_transformers_opens(
     assert type(theirs).__name__ == "EsmForMaskedLM"
     ids = letters("mktayi[MASK]KQRQ", "ACDE[MASK][MASK]")["input_ids"]
     ids_T = torch.tensor(ids)
-    found, _ = newest_valid(Path("runs/p/checkpoints"))
-    assert found is not None
-    model = build_model(found.config.model, found.config.objective).eval()
-    load_weights(model, found.weights())
+    model = model_of(newest(Path("runs/p")))
     with torch.no_grad():
-        ours = model.logits(model.encode(lay_out(ids_T, [0, len(ids)])), torch.arange(len(ids)))  # type: ignore[attr-defined]
+        ours = model.logits(model.encode(lay_out(ids_T, [0, len(ids)])), torch.arange(len(ids)))
         torch.testing.assert_close(theirs.eval()(input_ids=ids_T[None]).logits[0], ours, atol=1e-5, rtol=1e-5)
     capsys.readouterr()
     assert main(["fill", "runs/p/hf", "MKTAYIAKQR[MASK]ISFVKSHFSRQLEERLGLIEV"]) == 0

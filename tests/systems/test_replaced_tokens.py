@@ -17,16 +17,16 @@ import transformers
 
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid, verify
+from modernbert_train.checkpoints.checkpoint import Checkpoint, verify
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
-from modernbert_train.models.replaced import ForReplacedAndMasked, ForReplacedTokens
-from modernbert_train.weights.gather import load_weights
+from modernbert_train.models.replaced import ForReplacedAndMasked
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from modernbert_train.weights.source import open_model
 from tests.support.faulty import Fault, Killed, at_fault
 from tests.support.matrix import system
-from tests.support.runs import assert_equal_runs, killed_and_gone_on, launch, records, weights
+from tests.support.ranks import assert_same_weights
+from tests.support.runs import assert_equal_runs, killed_and_gone_on, launch, model_of, newest, records, weights
 from tests.support.tiny_run import TinyRun
 
 SHARING = ("embeddings", "none", "gdes")
@@ -34,19 +34,6 @@ SHORT = ("phases.long=null", "phases.short.tokens=1500", "phases.short.schedule.
 DISCRIMINATOR = {"modernbert": "ModernBertForTokenClassification", "bert": "ElectraForPreTraining"}
 GENERATOR = {"modernbert": "ModernBertForMaskedLM", "bert": "ElectraForMaskedLM"}
 BOUNDARIES = (0, 40, 60)
-
-
-def newest(folder: Path) -> Checkpoint:
-    found, _ = newest_valid(folder / "checkpoints")
-    assert found is not None
-    return found
-
-
-def trained(checkpoint: Checkpoint) -> ForReplacedTokens:
-    model = build_model(checkpoint.config.model, checkpoint.config.objective)
-    assert isinstance(model, ForReplacedTokens)
-    load_weights(model, checkpoint.weights())
-    return model.eval()
 
 
 def drawn_ids(count: int) -> torch.Tensor:
@@ -80,7 +67,7 @@ def test_both_parts_compute_the_same_in_transformers(
     assert main(["train", *words]) == 0
     run, capsys_out = tmp_path / "runs/tiny", capsys.readouterr()
     assert "generator" not in capsys_out.err
-    model, ids_T = trained(newest(run)), drawn_ids(60)
+    model, ids_T = model_of(newest(run)), drawn_ids(60)
     packed, everywhere = lay_out(ids_T, BOUNDARIES), torch.arange(60)
     with torch.no_grad():
         told_T = model.logits(model.encode(packed))
@@ -145,7 +132,7 @@ def test_of_some_only_the_generator_is_exported(
     twin = opened(run / "hf-generator", named)
     ids_T = drawn_ids(30)
     with torch.no_grad():
-        generator = trained(newest(run)).generator
+        generator = model_of(newest(run)).generator
         expected_TV = generator.logits(generator.encode(lay_out(ids_T, (0, 30))), torch.arange(30))
         torch.testing.assert_close(twin(input_ids=ids_T[None]).logits[0], expected_TV, atol=1e-5, rtol=0)
 
@@ -158,7 +145,7 @@ def test_a_deberta_v3_is_exported_as_the_released_one(
     predicts masked tokens."""
     assert main(["train", *system(tiny_run(*SHORT, "objective.sharing=gdes"), "deberta", "rtd")]) == 0
     run = tmp_path / "runs/tiny"
-    model = trained(newest(run))
+    model = model_of(newest(run))
     assert model.get_parameter("model.embeddings.tok_embeddings.delta.weight").any()
     capsys.readouterr()
     assert main(["export", str(run)]) == 0 and main(["export", str(run), "--generator"]) == 0
@@ -188,7 +175,7 @@ def test_a_roberta_is_exported_with_positions_from_zero(tiny_run: TinyRun, tmp_p
     assert main(["train", *words]) == 0
     run = tmp_path / "runs/tiny"
     assert main(["export", str(run)]) == 0 and main(["export", str(run), "--generator"]) == 0
-    twin, ids_T = trained(newest(run)), drawn_ids(30)
+    twin, ids_T = model_of(newest(run)), drawn_ids(30)
     with torch.no_grad():
         expected_T = twin.logits(twin.encode(lay_out(ids_T, (0, 30))))
         logits_T = opened(run / "hf", "ElectraForPreTraining")(input_ids=ids_T[None]).logits[0]
@@ -255,27 +242,6 @@ def test_weights_pass_from_one_objective_to_another(tiny_run: TinyRun, tmp_path:
     assert main(["train", *system(tiny_run(*SHORT, *back), "bert", "mlm")]) == 0
     third = weights(tmp_path / "runs/third")
     torch.testing.assert_close(third["model.layers.1.mlp.Wo.weight"], first["model.layers.1.mlp.Wo.weight"])
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("sharing", ["none", "gdes"])
-def test_two_ranks_are_as_one_with_other_sharing(tiny_run: TinyRun, tmp_path: Path, sharing: str) -> None:
-    """A table in two modules, of which one must not train it, sharded and replicated; `embeddings` is in the matrix."""
-
-    def words(*more: str) -> list[str]:
-        return system(tiny_run(f"objective.sharing={sharing}", *SHORT, *more), "bert", "rtd")
-
-    launch(words("name=one"), 1)
-    reference = weights(tmp_path / "runs/one")
-    for strategy in ("ddp", "fsdp2"):
-        launch(words(f"name={strategy}", f"distributed.strategy={strategy}"), 2)
-        for one, other in zip(records(tmp_path / "runs" / strategy), records(tmp_path / "runs/one"), strict=True):
-            for key in ("loss", "loss/rtd", "grad_norm"):
-                assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (one["step"], key)
-        for name, tensor in weights(tmp_path / "runs" / strategy).items():
-            torch.testing.assert_close(tensor, reference[name], rtol=2e-3, atol=2e-5, msg=name)
 
 
 OPTIMIZERS = {name: f"optim={{name: {name}, lr: 5e-3, weight_decay: 0.01}}" for name in ("adamw", "muon")}
@@ -383,7 +349,7 @@ def test_each_phase_is_exported_as_what_it_trained(
     card = (first / "README.md").read_text()
     assert "AutoModelForMaskedLM" in card and "| this model |" in card and "of the tokens were replaced" not in card
     twin = opened(first, {"bert": "BertForMaskedLM", "modernbert": "ModernBertForMaskedLM"}[encoder])
-    model, ids_T = trained(switch), drawn_ids(30)
+    model, ids_T = model_of(switch), drawn_ids(30)
     assert isinstance(model, ForReplacedAndMasked)
     with torch.no_grad():
         hidden_TD = model.encode(lay_out(ids_T, (0, 30)))
@@ -409,7 +375,6 @@ def test_two_ranks_leave_the_same_idle(tiny_run: TinyRun, tmp_path: Path, first:
         return system(tiny_run(*both(first, sharing, optim), *more), "bert", "rtd")
 
     launch(words("name=one"), 1)
-    reference = weights(tmp_path / "runs/one")
     for strategy in ("ddp", "fsdp2"):
         launch(words(f"name={strategy}", f"distributed.strategy={strategy}"), 2)
         run = tmp_path / "runs" / strategy
@@ -417,8 +382,7 @@ def test_two_ranks_leave_the_same_idle(tiny_run: TinyRun, tmp_path: Path, first:
         for one, other in zip(records(run), records(tmp_path / "runs/one"), strict=True):
             for key in ("loss", "grad_norm", *(["loss/rtd"] if "loss/rtd" in other else [])):
                 assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (strategy, one["step"], key)
-        for name, tensor in weights(run).items():
-            torch.testing.assert_close(tensor, reference[name], rtol=2e-3, atol=2e-5, msg=name)
+        assert_same_weights(run, tmp_path / "runs/one")
 
 
 @pytest.mark.runs

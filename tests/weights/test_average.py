@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, newest_valid, verify
+from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, verify
+from tests.support.runs import newest
 from tests.support.small_checkpoint import sign
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
@@ -31,12 +32,6 @@ DECAY = (
 
 def checkpoints(run: Path) -> list[Checkpoint]:
     return [verify(folder) for folder in sorted((run / "checkpoints").iterdir())]
-
-
-def average_of(folder: Path) -> Checkpoint:
-    found, passed_over = newest_valid(folder / "checkpoints")
-    assert found is not None and not passed_over
-    return found
 
 
 def trained(folder: Path, data: Path, *overrides: str) -> Path:
@@ -67,7 +62,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
     """Like the published base. `eval` and `export` accept the folder; a run can start from it, but not resume."""
     out = tmp_path / "runs/mean"
     assert main(["average", str(run), "--last", "3", "--out", str(out)]) == 0
-    kept, mean = checkpoints(run), average_of(out)
+    kept, mean = checkpoints(run), newest(out)
     assert len(kept) == 5  # keep is 1: the others are kept by interval_tokens
     for name, tensor in mean.weights().items():
         stacked = torch.stack([each.weights()[name].double() for each in kept[-3:]])
@@ -95,7 +90,7 @@ def test_the_last_checkpoints_of_a_decay_are_averaged_measured_and_exported(
     one_step = ("phases.short={tokens: 200, batch_warmup: null, schedule: {warmup_tokens: 0}}", "phases.long=null")
     still = ("optim.lr=1e-30", "optim.weight_decay=0", "name=next", f"weights.init_from={out}")  # changes no weight
     assert main(["train", *tiny_run(*one_step, *still)]) == 0
-    for name, tensor in average_of(tmp_path / "runs/next").weights().items():
+    for name, tensor in newest(tmp_path / "runs/next").weights().items():
         torch.testing.assert_close(tensor, mean.weights()[name], rtol=0, atol=1e-25)
 
     capsys.readouterr()
@@ -113,7 +108,7 @@ def test_checkpoints_of_several_runs_are_weighed_as_given(run: Path, other: Path
     words = ["average", str(first.folder), str(other), "--weights", "1", "3", "--out", str(out)]
     assert main(words) == 0
     one, two = first.weights(), checkpoints(other)[-1].weights()
-    for name, tensor in average_of(out).weights().items():
+    for name, tensor in newest(out).weights().items():
         torch.testing.assert_close(tensor, (one[name].double() / 4 + two[name].double() * 0.75).float(), rtol=0, atol=0)
 
 
@@ -123,10 +118,10 @@ def test_what_has_no_mean_is_refused_with_both_values(
 ) -> None:
     """Another architecture, RoPE base or tokenizer, damage, too few; in each case no files are written."""
     changes = ("model.local_attention=8", "phases.short.model.global_rope_theta=1e5", "phases.short.tokens=2000")
-    newest = checkpoints(trained(tmp_path, tiny_data, *changes))[-1].folder
-    state = json.loads((newest / "state.json").read_text(encoding="utf-8"))
+    moved = checkpoints(trained(tmp_path, tiny_data, *changes))[-1].folder
+    state = json.loads((moved / "state.json").read_text(encoding="utf-8"))
     state["data"]["tokenizer"] = "0" * 64
-    (newest / "state.json").write_text(json.dumps(state), encoding="utf-8")
+    (moved / "state.json").write_text(json.dumps(state), encoding="utf-8")
     out = tmp_path / "out"
 
     def refused(*words: str) -> str:
@@ -135,9 +130,9 @@ def test_what_has_no_mean_is_refused_with_both_values(
         assert not out.exists()
         return capsys.readouterr().err
 
-    assert "damaged" in refused(str(run), str(newest))
-    sign(newest)
-    said = refused(str(run), str(newest))
+    assert "damaged" in refused(str(run), str(moved))
+    sign(moved)
+    said = refused(str(run), str(moved))
     assert "model.local_attention: 16 and 8" in said and "model.global_rope_theta: 10000.0 and 100000.0" in said
     assert "sha256 of the tokenizer: " in said and "0" * 64 in said
 
@@ -174,12 +169,12 @@ def test_an_average_is_as_old_as_the_newest_of_them_and_of_the_decay_alone(
 ) -> None:
     """In any order: its tokens are on the card. The checkpoint at which the decay begins is excluded, since its
     learning rate was not lowered yet."""
-    copies, newest = tmp_path / "runs/copies", checkpoints(run)[-1].folder
-    old, new = (str(copy_of(newest, step, tokens, copies)) for step, tokens in ((3, 1000), (7, 2222)))
+    copies, last = tmp_path / "runs/copies", checkpoints(run)[-1].folder
+    old, new = (str(copy_of(last, step, tokens, copies)) for step, tokens in ((3, 1000), (7, 2222)))
     for number, names in enumerate(((old, new), (new, old))):
         out = tmp_path / f"mean{number}"
         assert main(["average", *names, "--out", str(out)]) == 0
-        assert (average_of(out).step, average_of(out).state.tokens) == (7, 2222)
+        assert (newest(out).step, newest(out).state.tokens) == (7, 2222)
     capsys.readouterr()
     assert main(["average", str(copies), "--last", "2", "--out", str(tmp_path / "third")]) == 74
     assert "1 whole checkpoints of its decay, which begins at 1,000 tokens" in capsys.readouterr().err
@@ -203,7 +198,7 @@ def test_two_runs_of_one_start_are_joined_on_their_arc_and_by_signs(run: Path, o
     arc, signs = tmp_path / "arc", tmp_path / "signs"
     assert main(["average", *names, "--how", "slerp", "--weights", "3", "1", "--out", str(arc)]) == 0
     one, two, start = (each.weights() for each in (end, checkpoints(other)[-1], base))
-    for name, tensor in average_of(arc).weights().items():
+    for name, tensor in newest(arc).weights().items():
         a, b = one[name].double().flatten().numpy(), two[name].double().flatten().numpy()
         angle = np.arccos(np.clip(a @ b / np.linalg.norm(a) / np.linalg.norm(b), -1, 1))
         straight = angle < 1e-4
@@ -213,7 +208,7 @@ def test_two_runs_of_one_start_are_joined_on_their_arc_and_by_signs(run: Path, o
         np.testing.assert_allclose(tensor.flatten().numpy(), expected, rtol=1e-5, atol=1e-7)
     words = ["average", *names, "--how", "ties", "--base", str(base.folder), "--keep", "0.3", "--out", str(signs)]
     assert main(words) == 0
-    found = average_of(signs)
+    found = newest(signs)
     assert found.state.averaged_by == f"ties, 0.3 kept of what changed since {base.folder}"
     name = "model.layers.1.mlp.Wo.weight"
     expected_numbers = by_signs([one[name], two[name]], start[name], 0.3)

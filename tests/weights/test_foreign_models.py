@@ -91,15 +91,6 @@ def test_buffers_wrappers_and_an_unnamed_class_change_nothing(name: str, tmp_pat
             assert found.keys() == expected.keys() and all(torch.equal(found[each], expected[each]) for each in found)
 
 
-def test_a_weight_of_whole_numbers_is_refused(tmp_path: Path) -> None:
-    folder = saved(transformers.BertModel, tmp_path / "model")
-    stored = load_file(folder / "model.safetensors")
-    name = "encoder.layer.0.output.dense.weight"
-    save_file(stored | {name: stored[name].to(torch.int8)}, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(DataError, match=r"encoder.layer.0.output.dense.weight is of type torch.int8"):
-        load_weights(folder)
-
-
 @pytest.mark.runs
 @pytest.mark.parametrize("name", NAMED)
 def test_a_model_is_continued_with_its_own_tokenizer(name: str, tiny_run: TinyRun, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from huggingface_hub import ModelCard
 
 from modernbert_train import __version__
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.results import keep_result
 from modernbert_train.data.dataset_card import read_card, write_card
+from tests.support.runs import newest
 from tests.support.tiny_run import TINY_YAML
 
 
@@ -55,8 +55,7 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
     data = section(text, "Data")
     assert f"{shards['documents']} documents with {shards['tokens']:,} tokens" in data
     assert shards["tokenizer_sha256"][:16] in data and "lack a record of their text" in data
-    found, _ = newest_valid(folder / "tiny/checkpoints")
-    assert found is not None
+    found = newest(folder / "tiny")
     training = section(text, "Training")
     assert f"{found.state.tokens:,} tokens of 6,000 planned, in {found.step} steps, seed 5" in training
     assert "stable_adamw, betas (0.9, 0.98), epsilon 1e-06, weight decay 1e-05" in training
@@ -149,8 +148,7 @@ def test_the_card_says_what_trained_it_and_what_was_measured_of_these_weights_al
     run = folder / "tiny"
     starts = [json.loads(line) for line in (run / "starts.jsonl").read_text().splitlines()]
     assert [each["kind"] for each in starts] == ["start", "end"] and starts[1]["outcome"] == "finished"
-    found, _ = newest_valid(run / "checkpoints")
-    assert found is not None
+    found = newest(run)
     for weights, value in ((found.weights_hash, 0.625), ("others", 0.375)):
         keep_result(found.folder, "finetune rte, dev", {"accuracy": value}, step=found.step, weights=weights, seed=1)
     try:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from data_prep.make_tokenizer import encode_documents
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
@@ -34,7 +33,7 @@ from modernbert_train.weights.formats.tensors import EMBEDDING
 from modernbert_train.weights.source import Origin, Source
 from modernbert_train.weights.token_rows import TokenRows, token_rows
 from tests.support.make_shards import make_shards, make_texts, make_tokenizer
-from tests.support.runs import launch, records
+from tests.support.runs import launch, records, weights
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
 SIZES = {"few": 320, "many": 448}  # entries; trained on one text, so the second has all tokens of the first
@@ -154,12 +153,11 @@ def test_a_run_that_resumes_has_its_rows_already(
     """The rows are converted once; later the original weights are not needed."""
     shutil.copytree(made, tmp_path / "made", ignore=lambda _, names: [n for n in names if n in ("first", "few")])
     folder = tmp_path / "made/runs/extend"
-    expected = newest_valid(folder / "checkpoints")[0].weights()  # type: ignore[union-attr]
-    expected = {name: tensor.clone() for name, tensor in expected.items()}
+    expected = {name: tensor.clone() for name, tensor in weights(folder).items()}
     shutil.rmtree(max((folder / "checkpoints").iterdir()))
     again = go_on(made, "extend", "weights.vocabulary=extend", "checkpoint.interval_steps=2", general(made))
     assert main([*again, f"runs_folder={tmp_path}/made/runs"]) == 0
-    found = newest_valid(folder / "checkpoints")[0].weights()  # type: ignore[union-attr]
+    found = weights(folder)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert "measured on" in capsys.readouterr().out and len(records(folder, "start")) == 1
 

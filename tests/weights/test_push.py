@@ -16,8 +16,8 @@ from torch.testing import assert_close
 
 from modernbert_train.__main__ import main
 from modernbert_train.weights import push
+from tests.support.hub_stand_in import StandIn, running
 from tests.support.tiny_run import TINY_YAML
-from tests.weights.hub_stand_in import StandIn, running
 
 
 @pytest.fixture(scope="module")

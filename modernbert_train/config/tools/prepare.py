@@ -51,6 +51,11 @@ class RowSourceConfig:
     encoding: str = "utf-8"
     max_left_out: float | None = knob(None, low=0, high=1)  # for this source; None: the spec's
 
+    @property
+    def text_column(self) -> str | None:
+        """The column of a document's text; None: the usual one, or `pairs` names the columns."""
+        return None
+
     def text_key(self, name: str) -> str | None:
         """Return the key for the column of texts of the source `name`; None if it has no columns."""
         return "pairs.query, or another key of `pairs`,"
@@ -72,6 +77,10 @@ class SourceConfig(RowSourceConfig):
     # documents and tokens are counted by value
     fields: dict[str, str] = field(default_factory=dict)
     fixed_fields: dict[str, str] = field(default_factory=dict)  # metadata with the same value for all its documents
+
+    @property
+    def text_column(self) -> str | None:
+        return self.text_field
 
     def text_key(self, name: str) -> str | None:
         return f"sources.{name}.text_field" if "text_field" in FIELDS[self.kind] else None

@@ -29,20 +29,23 @@ def files_of(task: TaskConfig) -> dict[str, Path]:
     """
     if task.data is not None and (not Path(task.data).is_dir() or is_saved(task.data)):
         return {}
-    found = {}
-    for name, split in _named(task).items():
-        path = Path(split) if task.data is None else _in_folder(task, split)
-        ends = kind_of(task.kind).ends
-        if ending(path) not in ends:
-            raise DataError(f"{name}={path}: unknown file type. For kind={task.kind} name one of {', '.join(ends)}.")
-        if not path.is_file():
-            wrong = "a folder, a pipe or a device, and not a file" if path.exists() else "no such file"
-            raise DataError(f"{name}={path}: {wrong}. Correct the path.")
-        found[name] = path
-    return found
+    return {name: file_of(name, split, task) for name, split in splits_of(task).items()}
 
 
-def _named(task: TaskConfig) -> dict[str, str]:
+def file_of(key: str, split: str, task: TaskConfig) -> Path:
+    """Return the local file of a split, which `key` names. Raises DataError as `files_of`."""
+    path = Path(split) if task.data is None else _in_folder(task, split)
+    ends = kind_of(task.kind).ends
+    if ending(path) not in ends:
+        raise DataError(f"{key}={path}: unknown file type. For kind={task.kind} name one of {', '.join(ends)}.")
+    if not path.is_file():
+        wrong = "a folder, a pipe or a device, and not a file" if path.exists() else "no such file"
+        raise DataError(f"{key}={path}: {wrong}. Correct the path.")
+    return path
+
+
+def splits_of(task: TaskConfig) -> dict[str, str]:
+    """Return the file or split of each key that reads texts."""
     return {TRAIN: task.train, **task.validation, **task.predict}
 
 
@@ -69,7 +72,7 @@ def read_splits(task: TaskConfig) -> dict[str, Split]:
     files = files_of(task)
     if files:
         return {name: read_file(name, path, task) for name, path in files.items()}
-    return {name: _of_hub(name, split, task) for name, split in _named(task).items()}
+    return {name: _of_hub(name, split, task) for name, split in splits_of(task).items()}
 
 
 def first_row(key: str, path: Path, task: TaskConfig) -> None:

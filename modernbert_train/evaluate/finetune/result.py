@@ -13,6 +13,8 @@ from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import StorageError
+from modernbert_train.evaluate.finetune.task import UNTRAINED, named_model
+from modernbert_train.weights.names import weights_hash
 
 RESULT, PREDICTIONS, ADAPTER = "result.json", "predictions.jsonl", "adapter"
 
@@ -53,9 +55,11 @@ def write_figures(
     Raises:
         StorageError: the disk refuses it.
     """
+    named = named_model(source)
     content = {
         "task": task,
         "source": source,
+        "source_weights": None if UNTRAINED in named.baseline else weights_hash(named.source),
         "seed": seed,
         "run": run,
         "figures": {

@@ -100,17 +100,8 @@ def read_beir(folder: str | Path, split: str, key: str = "") -> Beir:
     Raises:
         DataError: a file is missing or broken, an id is duplicated, or a judgement names an unknown id.
     """
-    folder, named = Path(folder), f"{key}={folder}" if key else str(folder)
-    if not folder.is_dir():
-        raise DataError(
-            f"{named}: no such folder. Name one with {CORPUS}, {QUERIES} and {QRELS}, or of BEIR {', '.join(BEIR)}."
-        )
-    require_own_files(folder)
-    require_own_files(folder / QRELS)
-    for name in (CORPUS, QUERIES):
-        if not (folder / name).is_file():
-            raise DataError(f"{named}: has no {name}, so it is not in BEIR's format. Put the file there.")
-    lines = _read_qrels(_qrels_file(folder, split, named))
+    folder = Path(folder)
+    lines = _read_qrels(find_judgements(folder, split, key))
     documents, empty = _read_corpus(folder / CORPUS)
     texts = _read_queries(folder / QUERIES)
     qrels = _judgements(lines, {*documents}, texts, folder, split)
@@ -128,6 +119,21 @@ def read_beir(folder: str | Path, split: str, key: str = "") -> Beir:
         "relevant": relevant,
     }
     return Beir(folder, split, documents, queries, qrels, counts)
+
+
+def find_judgements(folder: Path, split: str, key: str = "") -> Path:
+    """Return the judgements of a folder that has all files; none of them is read. Raises DataError as `read_beir`."""
+    named = f"{key}={folder}" if key else str(folder)
+    if not folder.is_dir():
+        raise DataError(
+            f"{named}: no such folder. Name one with {CORPUS}, {QUERIES} and {QRELS}, or of BEIR {', '.join(BEIR)}."
+        )
+    require_own_files(folder)
+    require_own_files(folder / QRELS)
+    for name in (CORPUS, QUERIES):
+        if not (folder / name).is_file():
+            raise DataError(f"{named}: has no {name}, so it is not in BEIR's format. Put the file there.")
+    return _qrels_file(folder, split, named)
 
 
 def training_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:

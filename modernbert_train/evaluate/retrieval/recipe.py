@@ -13,7 +13,7 @@ from modernbert_train.data.read.task_rows import ENDS
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.task import check_run, run_name
-from modernbert_train.evaluate.retrieval.beir import BEIR, CORPUS, beir_folder, fetching
+from modernbert_train.evaluate.retrieval.beir import BEIR, CORPUS, beir_folder, fetching, find_judgements
 from modernbert_train.evaluate.retrieval.retrieval import read_sets
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named
 from modernbert_train.evaluate.retrieval.sets import Set
@@ -71,17 +71,23 @@ def open_recipe(file: str, model: str, overrides: Sequence[str]) -> Recipe:
     name = config.name or run_name(file, model, config.seed)
     folder = Path(check_run([f"name={name}", f"runs_folder={config.runs_folder}", *rest], [model]).folder)
     look_up(encoder_named(model).source, config.runs_folder)
-    pairs = tuple(tuple(_files(index, name, config)) for index, name in enumerate(config.train))
+    pairs = tuple(tuple(pair_files(index, name, config)) for index, name in enumerate(config.train))
     _refuse_earlier(folder)
     sets = read_sets(config.evaluate, config) if speaks_for_all() else []
     return Recipe(Path(file).stem, model, config, tuple(rest), pairs, sets, folder)
 
 
-def _files(index: int, name: str, config: RetrievalConfig) -> Iterator[Path]:
+def pair_files(index: int, name: str, config: RetrievalConfig) -> Iterator[Path]:
+    """Yield the BEIR folder or the files of pairs that an entry of `train` names.
+
+    Raises:
+        DataError: they are missing, or of no known kind.
+    """
     path, named = beir_folder(name, config.beir_folder), f"train[{index}]={name}"
     if (path / CORPUS).exists():
         if config.negative_columns:
             raise DataError(f"{named}: a BEIR folder has no hard negatives. Leave out negative_columns, or name files.")
+        find_judgements(path, config.train_split, f"train[{index}]")
         yield path
     elif path.is_dir():
         files = sorted(each for each in path.iterdir() if ending(each) in ENDS)

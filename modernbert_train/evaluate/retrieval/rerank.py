@@ -19,13 +19,14 @@ from modernbert_train.config.tools.retrieval import RANKING, EvaluateConfig, Mea
 from modernbert_train.core.files import anything_as, os_errors_as
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import number_in, shorten
+from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.data.read.task_rows import lines_of
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.beir import checked
 from modernbert_train.evaluate.retrieval.bm25 import open_searching
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, exported, quiet
 from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, is_sentence_model
-from modernbert_train.evaluate.retrieval.sets import Set, evaluate_task, task_of
+from modernbert_train.evaluate.retrieval.sets import Measured, Set, evaluate_task, identity_of, task_of
 from modernbert_train.report.counting import Counting
 
 if TYPE_CHECKING:
@@ -196,7 +197,18 @@ class Reranking:
             "max_tokens": self._model.max_seq_length,
         }
 
-    def measure(self, each: Set) -> tuple[dict[str, float], dict[str, Any]]:
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that determines the scores: the model, the candidates and their number, and the prompts."""
+        from modernbert_train.evaluate.retrieval.kept import weights_sha256
+
+        keys = ("rerank_top", "query_prompt", "document_prompt")
+        searching, file = self._searching, Path(str(self._config.rerank))
+        first = file_sha256(file) if searching is None else identity_of(searching)
+        own = {"weights": weights_sha256(self._model.state_dict()), "about": self.about, "first_stage": first}
+        return own | {key: getattr(self._config, key) for key in keys}
+
+    def measure(self, each: Set) -> Measured:
         """Return the figures of the new ranking on a set, and nDCG@10 of the first stage; no facts about its data.
 
         Raises:

@@ -19,7 +19,17 @@ from modernbert_train.evaluate.finetune.task import run_name
 from modernbert_train.evaluate.retrieval.bm25 import check_searching, open_searching
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
 from modernbert_train.evaluate.retrieval.runs import MODEL
-from modernbert_train.evaluate.retrieval.sets import SHOWN, Figures, Set, find_tasks, mean_of, measure, open_set
+from modernbert_train.evaluate.retrieval.sets import (
+    SHOWN,
+    Figures,
+    Set,
+    find_tasks,
+    identity_of,
+    mean_of,
+    measure,
+    measured_once,
+    open_set,
+)
 
 TRAINED = "retrieval.yaml"  # of `retrieval train`
 
@@ -87,13 +97,14 @@ def measure_sets(
         from modernbert_train.evaluate.retrieval.rerank import Reranking
 
         reranking = Reranking(model, cast(MeasureConfig, config))
-        of_set, about = reranking.measure, reranking.about
+        of_set, about, identity = reranking.measure, reranking.about, reranking.identity
     else:
         opened = open_searching(model, config, config.index)
         of_set, about = partial(measure, model=opened, config=config, out=out), asdict(opened.about)
+        identity = identity_of(opened)
     for each in sets:
         with errors_to(lost.append, DataError):
-            figures[each.name], of_data = of_set(each)
+            figures[each.name], of_data = measured_once(each, config, identity, out, of_set)
             about |= {f"{MTEB}{each.task}": of_data} if of_data else {}
     return figures, about, lost
 

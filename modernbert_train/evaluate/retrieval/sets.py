@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN = ("main_score", *RANKING, "query_terms", "document_terms")
 Figures = dict[str, dict[str, float]]
+Measured = tuple[dict[str, float], dict[str, Any]]  # figures of a set, and facts about its data
 
 
 @dataclass(frozen=True)
@@ -64,15 +66,20 @@ def open_set(name: str, config: EvaluateConfig, key: str = "", label: str | None
     Raises:
         DataError: see `read_beir`.
     """
-    if name.startswith(MTEB):
-        own = name.removeprefix(MTEB)
-        return Set(label or own, None, own, ranks=False)
+    if (task := task_named(name, config)) is not None:
+        ranks = not name.startswith(MTEB)
+        return Set(label or name.removeprefix(MTEB).replace("/", "-"), None, task, ranks=ranks)
     folder = beir_folder(name, config.beir_folder)
+    return Set(label or on_one_line(folder.resolve().name), read_beir(folder, config.split, key), None, ranks=True)
+
+
+def task_named(name: str, config: EvaluateConfig) -> str | None:
+    """Return the name of the task of mteb that a set is; None for a folder."""
+    if name.startswith(MTEB):
+        return name.removeprefix(MTEB)
     first, _, part = name.partition("/")
     task = f"CQADupstack{part.title()}Retrieval" if first == "cqadupstack" and part else BEIR.get(name)
-    if not folder.exists() and task is not None:
-        return Set(label or name.replace("/", "-"), None, task, ranks=True)
-    return Set(label or on_one_line(folder.resolve().name), read_beir(folder, config.split, key), None, ranks=True)
+    return None if beir_folder(name, config.beir_folder).exists() else task
 
 
 def find_task(name: str) -> Any:
@@ -91,6 +98,11 @@ def find_task(name: str) -> Any:
         kinds = ", ".join(task.metadata.modalities)
         raise ConfigError(f"mteb:{name}: is of {kinds}, and the model reads text. Leave it out.")
     return task
+
+
+def parts_of(task: Any) -> list[Any]:
+    """Return the tasks of mteb in one, such as CQADupstackRetrieval; else the task itself."""
+    return list(getattr(task.metadata, "tasks", None) or [task])
 
 
 def find_tasks(sets: Sequence[Set]) -> None:
@@ -115,7 +127,7 @@ def task_of(each: Set, config: EvaluateConfig) -> Any:
         about = task.metadata
         remedy = "Run where there is a network once, or leave the task out."
         with anything_as(DataError, f"mteb:{about.name}: its data, {about.dataset['path']}, is not available", remedy):
-            for part in getattr(about, "tasks", [task]):  # of several in one, as CQADupstackRetrieval
+            for part in parts_of(task):
                 part.load_data()
     if config.ignore_identical_ids:
         task.ignore_identical_ids = True
@@ -151,10 +163,8 @@ def _folder_task(beir: Beir) -> Any:
     return task
 
 
-def measure(
-    each: Set, model: Watched | Bm25, config: EvaluateConfig, out: Path
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the figures of a model on a set, and facts about the set's data; they are kept in `out`.
+def measure(each: Set, model: Watched | Bm25, config: EvaluateConfig, out: Path) -> Measured:
+    """Return the figures of a model on a set; `out` receives mteb's own result.
 
     Raises:
         ConfigError, DataError: see `task_of`.
@@ -162,10 +172,6 @@ def measure(
     import mteb
     from mteb.abstasks.retrieval import AbsTaskRetrieval
 
-    requested = asked_of(each, config) | {"weights": model.weights_sha256, "about": asdict(model.about)}
-    file = out / "sets" / f"{each.name}.json"
-    if (kept := _kept(file, requested)) is not None:
-        return kept
     task = task_of(each, config)
     ranks = isinstance(task, AbsTaskRetrieval)
     model.begin(each.name, _totals(task) if ranks else {})
@@ -176,9 +182,7 @@ def measure(
         task.metadata.main_score: scores["main_score"],
     }  # fmt: skip
     figures |= model.terms() if each.ranks else {}
-    about = {} if each.task is None else {"mteb": mteb.__version__} | about
-    keep(file, requested, figures, about)
-    return figures, about
+    return figures, {} if each.task is None else {"mteb": mteb.__version__} | about
 
 
 def evaluate_task(
@@ -218,22 +222,34 @@ def asked_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
     return about | {"files": [file_sha256(file) for file in files]}
 
 
-def _kept(file: Path, requested: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]] | None:
-    """Return the figures of a set that a process has finished before; None if there are none of the same."""
-    try:
+def identity_of(model: Watched | Bm25) -> dict[str, Any]:
+    """Return what determines the scores of a model."""
+    return {"weights": model.weights_sha256, "about": asdict(model.about)}
+
+
+def measured_once(
+    each: Set, config: EvaluateConfig, identity: dict[str, Any], out: Path, measure: Callable[[Set], Measured]
+) -> Measured:
+    """Return the figures of a set that a process has finished before; else measure it, and keep them.
+
+    Args:
+        each: the set.
+        config: of the evaluation.
+        identity: weights and settings that determine the scores.
+        out: folder; files are in its `sets`.
+        measure: called if none of the same are there.
+    """
+    requested, file = asked_of(each, config) | identity, out / "sets" / f"{each.name}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):
         found = read_json(file)
-        if found["asked"] != json.loads(json.dumps(requested)):
-            return None
-        print(f"{file.stem}: measured before, see {file}", flush=True)
-        return found["figures"], found["about"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def keep(file: Path, requested: Mapping[str, Any], figures: Mapping[str, float], about: Mapping[str, Any]) -> None:
-    """Keep the figures of a finished set."""
+        if found["asked"] == json.loads(json.dumps(requested)):
+            kept = found["figures"], found["about"]
+            print(f"{each.name}: measured before, see {file}", flush=True)
+            return kept
+    figures, about = measure(each)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps({"asked": requested, "figures": figures, "about": about}, indent=2) + "\n")
+    return figures, about
 
 
 def _totals(task: Any) -> dict[str, int]:

@@ -7,13 +7,14 @@ killed at any moment.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from modernbert_train.checkpoints.manifest import newest_step
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.installed import path_of_children
 from modernbert_train.core.read_json import is_count, read_json
-from modernbert_train.core.text import duration, file_name, printable
+from modernbert_train.core.text import duration, file_name
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.distributed.run_jobs import (
@@ -35,10 +36,10 @@ from modernbert_train.distributed.run_jobs import (
     newest_line,
     run_all,
 )
-from modernbert_train.errors import ConfigError, DataError, StoppedEarly, StorageError
+from modernbert_train.errors import DataError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.shards import DECIDES, DECIDES_IF_SET
-from modernbert_train.evaluate.finetune.task import named_model
+from modernbert_train.evaluate.finetune.task import UNTRAINED, named_model
 from modernbert_train.weights.names import is_checkpoint
 
 LOGS, FAILED = "logs", "failed"
@@ -57,6 +58,7 @@ class Cell:
         overrides: its own.
         verb: that runs it.
         texts: runs with the same name here read the same texts; empty: runs of one task do.
+        module: the program that has the verb.
     """
 
     task: str
@@ -66,6 +68,10 @@ class Cell:
     overrides: tuple[str, ...] = ()
     verb: tuple[str, ...] = ("finetune",)
     texts: str = ""
+    module: str = "modernbert_train"
+
+
+Parts = dict[tuple[str, str], Cell]  # runs beside the cells of a table, by the model's label and what is done of it
 
 
 def read_failures(cells: Sequence[Cell], out: Path) -> Failures:
@@ -110,33 +116,30 @@ class Outcome:
     stopped: bool = False
 
 
-def refuse_changed(cells: Sequence[Cell], out: Path) -> None:
-    """Refuse results whose texts or first weights have changed since; settings are in the name of a run.
+def changed_since(
+    cells: Iterable[Cell], out: Path, weights_now: Callable[[str], str | None]
+) -> Iterator[tuple[Cell, str]]:
+    """Yield runs with a result of texts or weights that have changed since, and what differs.
 
-    Raises:
-        ConfigError: names each run and what differs.
+    Settings are in the name of a run. `weights_now`: see `weights_hash`.
     """
-    wrong = []
     for cell in cells:
         result = read_result(out / cell.name / RESULT)
-        if cell.verb == Cell.verb and result is not None and (other := _differences(result, cell, out / cell.name)):
-            wrong.append(f"{out / cell.name}: {'; '.join(other)}")
-    if wrong:
-        raise ConfigError(
-            "results of other texts or weights:\n  "
-            + "\n  ".join(wrong)
-            + "\nRestore them, name another folder, or remove these."
-        )
+        if result is not None and (found := list(_differences(result, cell, out / cell.name, weights_now))):
+            yield cell, "; ".join(found)
 
 
-def _differences(result: dict[str, Any], cell: Cell, folder: Path) -> list[str]:
-    named = Path(named_model(cell.model).source)
-    newest = None if is_checkpoint(named) else newest_step(named)
-    first = str(result.get("weights", ""))
-    found = []
-    if newest is not None and first != "scratch" and f"={newest};" not in f"{first};":
-        found.append(f"its first weights are {first.split(';')[0]}, and {newest} is there now")
-    return found + list(_changed_files(folder / "task" / "task.json"))
+def _differences(
+    result: dict[str, Any], cell: Cell, folder: Path, weights_now: Callable[[str], str | None]
+) -> Iterator[str]:
+    named = named_model(cell.model)
+    path, first, made = Path(named.source), str(result.get("weights", "")), result.get("source_weights")
+    newest = None if is_checkpoint(path) else newest_step(path)
+    if newest is not None and first not in ("", "scratch") and f"={newest};" not in f"{first};":
+        yield f"its first weights are {first.split(';')[0]}, and {newest} is there now"
+    elif made is not None and UNTRAINED not in named.baseline and weights_now(named.source) not in (made, None):
+        yield f"the weights in {named.source} have changed since"
+    yield from _changed_files(folder / "task" / "task.json")
 
 
 def _changed_files(about: Path) -> Iterator[str]:
@@ -154,7 +157,7 @@ def run_cells(
     jobs: int | None,
     finished: Callable[[], None],
 ) -> Outcome:
-    """Run fine-tunings, each in a separate process.
+    """Run cells, each in a separate process.
 
     Args:
         cells: those to run.
@@ -186,7 +189,7 @@ def run_cells(
         cell, took = by_name[job.name], duration(time.monotonic() - begun)
         result = read_result(out / cell.name / RESULT)
         if code == 0 and result is not None:
-            print(f"[{over} of {total}, {took}] {cell.name}: {_in_words(result)}", flush=True)
+            print(f"[{over} of {total}, {took}] {cell.name}: {_in_words(result) or 'done'}", flush=True)
             finished()
         elif code == StoppedEarly.exit_code:
             outcome.stopped = True
@@ -214,23 +217,6 @@ def run_cells(
     return outcome
 
 
-def run_parts(jobs: Sequence[Job], environment: Mapping[str, str], done: str = "") -> Outcome:
-    """Run other parts of a table one after the other. `done`: printed of those that do not fail."""
-    outcome = Outcome()
-
-    def ended(job: Job, code: int) -> None:
-        if code == StoppedEarly.exit_code:
-            outcome.stopped = True
-            return
-        if code:
-            outcome.failed[job.name] = Failure(code, last_words(job.log), job.log)
-        if code or done:
-            print(printable(f"{job.name}: {f'failed, exit code {code}; {job.log}' if code else done}"), flush=True)
-
-    outcome.stopped |= run_all(iter(jobs), [environment], ended)
-    return outcome
-
-
 def _texts(cell: Cell) -> tuple[object, ...]:
     """Return the texts and model that runs of other seeds and choices share; a choice may name other texts."""
     of_texts = (word for word in cell.overrides if re.split(r"[.=]", word)[0] in _TEXT_KEYS)
@@ -240,7 +226,18 @@ def _texts(cell: Cell) -> tuple[object, ...]:
 def _command(cell: Cell, out: Path) -> list[str]:
     own = [f"runs_folder={out}", f"name={cell.name}"] + ([] if cell.seed is None else [f"seed={cell.seed}"])
     words = [*cell.verb, cell.task, "--model", cell.model, *cell.overrides, *own]
-    return [sys.executable, "-m", "modernbert_train", *words]
+    return [sys.executable, "-m", cell.module, *words]
+
+
+def asked_of_module() -> tuple[str, str, list[str], Path]:
+    """Return what a cell's command asks of another module: task, model, words, and the folder of its result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
+    options = parser.parse_intermixed_args()
+    *words, home, name = options.words
+    return options.task, options.model, words, Path(home.partition("=")[2], name.partition("=")[2])
 
 
 def _in_words(result: dict[str, Any]) -> str:

@@ -1,71 +1,103 @@
-"""Find missing data of a suite, and the commands that fetch it; without torch or a network."""
+"""Find missing data of a suite, and the command or place that brings it; without a network."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.errors import DataError
-from modernbert_train.evaluate.finetune.read import files_of
-from modernbert_train.evaluate.retrieval.beir import BEIR, fetching
-from modernbert_train.evaluate.suite.plan import Plan
+from modernbert_train.config.tools.retrieval import MTEB, MeasureConfig, RetrievalConfig
+from modernbert_train.core.files import anything_as, errors_to
+from modernbert_train.core.installed import require
+from modernbert_train.data.read.hub import is_saved, open_dataset
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.evaluate.finetune.read import file_of, splits_of
+from modernbert_train.evaluate.retrieval.beir import beir_folder, fetching, find_judgements
+from modernbert_train.evaluate.retrieval.recipe import pair_files
+from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS
+from modernbert_train.evaluate.retrieval.sets import find_task, parts_of, task_named
+from modernbert_train.evaluate.suite.plan import Plan, choices_of
+
+_HUB = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # names that a dataset of the hub may have
 
 
 def missing_data(plan: Plan) -> list[str]:
-    """Return a line for each missing file or set of a suite's tasks; mteb's own sets are not checked."""
-    tasks: dict[str, list[str]] = {}
-    for name in plan.suite.tasks:
-        for line in (*_of_files(plan, name), *_of_sets(plan, name)):
-            tasks.setdefault(line, []).append(name)
+    """Return a line for each missing file or set of a suite's tasks, with the tasks that need it."""
+    tasks: dict[str, dict[str, None]] = {}
+    for name, task in plan.suite.tasks.items():
+        for choice in choices_of(task):
+            config = plan.config_of(name, choice)
+            if isinstance(config, TaskConfig):
+                submitted = {f"submit.{file}": part.split for file, part in task.submit.items()}
+                lines = _of_texts(config, splits_of(config) | submitted)
+            else:
+                lines = _of_sets(config, task.what)
+            for line in lines:
+                tasks.setdefault(line, {})[name] = None
     return [f"{', '.join(names)}: {line}" for line, names in tasks.items()]
 
 
-def _of_files(plan: Plan, name: str) -> Iterator[str]:
-    task = plan.finetuned(name)
-    if task is None:
-        return
-    if task.data is None or Path(task.data).is_dir():
-        try:
-            files_of(task)
-        except DataError as error:
-            yield str(error)
-        return
-    subsets = dict.fromkeys(
-        each.rpartition("/")[0] or task.subset or "" for each in (task.train, *task.validation.values())
-    )
-    for subset in subsets:
-        if not _is_cached(task, subset):
-            words = ", ".join(repr(each) for each in (task.data, subset) if each)
-            load = f'python -c "import datasets; datasets.load_dataset({words})"'
-            yield f"data={'/'.join(filter(None, (task.data, subset)))}: not on this machine. With a network: {load}"
+def _of_texts(task: TaskConfig, splits: dict[str, str]) -> list[str]:
+    lines, data = list[str](), task.data
+    parts = {key: split.rpartition("/") for key, split in splits.items()}
+    subsets = {key: part[0] or task.subset or "" for key, part in parts.items()}
+    if data is None or Path(data).is_dir():
+        for key, split in splits.items():
+            with errors_to(lines.append, DataError):
+                if data is None or not is_saved(data):
+                    file_of(key, split, task)
+                else:
+                    with anything_as(DataError, f"data={data}: cannot be read", "Write it again."):
+                        open_dataset(data, subsets[key] or None, parts[key][2], streaming=False)
+    elif not _HUB.fullmatch(data):
+        lines.append(f"data={data}: no such folder. Put it there, or name another in keys.")
+    else:
+        for subset in dict.fromkeys(subsets.values()):
+            if not _is_cached(data, subset):
+                words = ", ".join(repr(each) for each in (data, subset) if each)
+                load = f'python -c "import datasets; datasets.load_dataset({words})"'
+                name = "/".join(filter(None, (data, subset)))
+                lines.append(f"data={name}: no such folder, nor a dataset on this machine. With a network: {load}")
+    return lines
 
 
-def _is_cached(task: TaskConfig, subset: str) -> bool:
+def _is_cached(data: str, subset: str = "") -> bool:
     """True if the library datasets keeps this dataset already."""
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets")
-    wanted = str(task.data).replace("/", "___").replace("-", "").replace("_", "").lower()
+    wanted = data.replace("/", "___").replace("-", "").replace("_", "").lower()
     found = (each for each in (cache.iterdir() if cache.is_dir() else ()) if each.is_dir())
     alike = [each for each in found if each.name.replace("-", "").replace("_", "").lower() == wanted]
     return any((each / subset).is_dir() for each in alike)
 
 
-def _of_sets(plan: Plan, name: str) -> Iterator[str]:
-    task = plan.suite.tasks[name]
-    if task.finetune is not None or task.mteb is not None:
+def _of_sets(config: RetrievalConfig | MeasureConfig, what: str) -> list[str]:
+    lines, sets = list[str](), {"": what}
+    if isinstance(config, RetrievalConfig):
+        sets = {f"evaluate.{name}": each for name, each in config.evaluate.items()}
+        for index, name in enumerate(config.train):
+            with errors_to(lines.append, DataError):
+                list(pair_files(index, name, config))
+    for key, name in sets.items():
+        with errors_to(lines.append, ConfigError, DataError):
+            lines += _of_set(name, config, key)
+    if config.rerank is not None and not Path(config.rerank).exists() and Path(config.rerank).suffix in RUN_ENDS:
+        lines.append(f"rerank={config.rerank}: no such file. Correct the path.")
+    return lines
+
+
+def _of_set(name: str, config: RetrievalConfig | MeasureConfig, key: str) -> Iterator[str]:
+    """Yield what a set lacks. Raises ConfigError or DataError for a wrong name, or a folder that lacks a file."""
+    if (task := task_named(name, config)) is None:
+        find_judgements(beir_folder(name, config.beir_folder), config.split, key)
         return
-    settings = plan.asked_of(name)
-    for file in settings.get("train") or ():
-        if not Path(file).exists():
-            yield f"train={file}: no such file. Put it there, or name another in keys."
-    home = Path(str(settings.get("beir_folder", "data/beir")))
-    for each in [task.beir] if task.beir is not None else list((settings.get("evaluate") or {}).values()):
-        known = (*Path(str(each)).parts, "")[0]
-        if Path(str(each)).exists() or (known in BEIR and (home / known).exists()):
-            continue
-        if known in BEIR:
-            yield f"{each}: not in {home}. {fetching(known, str(home))}"
-        else:
-            yield f"{each}: no such folder. Put it there, or name another."
+    require("retrieval", "mteb")
+    parts = [each.metadata for each in parts_of(find_task(task))]
+    parts = [each.name for each in parts if not _is_cached(each.dataset["path"])]
+    if parts and name.startswith(MTEB):
+        load = f"import mteb; [mteb.get_task(name).load_data() for name in {parts}]"
+        yield f'{name}: not on this machine. With a network: python -c "{load}"'
+    elif parts:
+        yield f"{name}: not in {config.beir_folder}. {fetching(name.partition('/')[0], config.beir_folder)}"

@@ -1,6 +1,6 @@
 """Measure the inference speed of encoders by length, as in ModernBERT's table 2 (arXiv 2412.13663): forward pass only.
 
-    python -m modernbert_train.evaluate.suite.efficiency MODEL packed|padded FILE LENGTH... --tokens N --repeats N
+    python -m modernbert_train.evaluate.suite.efficiency packed|padded --model MODEL lengths=[64] runs_folder=OUT name=X
 
 Texts are random ids: `fixed` all have the length, `variable` are drawn around half of it (a normal distribution with a
 standard deviation of an eighth, cut at the length). `packed` is this program's encoder, texts end to end without pads;
@@ -10,7 +10,6 @@ count. Each way is measured in a separate process, whose peak memory counts; len
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
@@ -18,21 +17,25 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.suite import EfficiencyConfig
-from modernbert_train.core.files import write_whole
-from modernbert_train.core.read_json import read_json
-from modernbert_train.core.text import file_name, markdown_table, markdown_text, plural
+from modernbert_train.core.text import markdown_table, markdown_text, plural
 from modernbert_train.distributed.bf16 import takes_bf16
-from modernbert_train.distributed.run_jobs import Job
-from modernbert_train.evaluate.suite.cells import LOGS, Outcome, run_parts
+from modernbert_train.errors import exit_code_of
+from modernbert_train.evaluate.finetune.result import RESULT, write_figures
+from modernbert_train.evaluate.finetune.task import named_model
+from modernbert_train.evaluate.retrieval.bm25 import BM25
+from modernbert_train.evaluate.suite.cells import Parts, asked_of_module
+from modernbert_train.evaluate.suite.plan import Plan
 
 KINDS, WAYS = ("fixed", "variable"), ("packed", "padded")
+SPEED, MEMORY = "tokens_per_second", "memory"
 BATCH_TOKENS = 16_384
 Texts = list[NDArray[np.int32]]
 Row = dict[str, Any]
@@ -47,7 +50,7 @@ def draw(length: int, kind: str, tokens: int, entries: int) -> Texts:
     return [generator.integers(entries // 2, entries, size=size).astype(np.int32) for size in sizes]
 
 
-def measure(model: str, way: str, lengths: Sequence[int], tokens: int, repeats: int) -> tuple[list[Row], int]:
+def measure(model: str, way: str, config: EfficiencyConfig) -> tuple[dict[str, dict[str, float]], int]:
     """Tokens a second and memory, by length and kind, of lengths that the model reads; and the longest that it does."""
     import torch
 
@@ -55,28 +58,26 @@ def measure(model: str, way: str, lengths: Sequence[int], tokens: int, repeats: 
 
     encoder = load_model(model)
     read = _packed(encoder) if way == "packed" else _padded(model)
-    rows = []
-    for length in sorted(lengths):
+    figures = {}
+    for length in sorted(config.lengths):
         if length > encoder.max_tokens:
             continue
         for kind in KINDS:
-            texts = draw(length, kind, tokens, encoder.config.vocab_size)
+            texts = draw(length, kind, config.tokens, encoder.config.vocab_size)
             read(texts[:2])  # compiled, and memory taken
-            speeds = []
-            for _ in range(repeats):
+            found = []
+            for _ in range(config.repeats):
                 began = time.perf_counter()
                 read(texts)
-                speeds.append(sum(len(ids) + 2 for ids in texts) / (time.perf_counter() - began))
+                found.append(sum(len(ids) + 2 for ids in texts) / (time.perf_counter() - began))
             on_gpu = torch.cuda.is_available()
             peak = (
                 torch.cuda.max_memory_allocated()
                 if on_gpu
                 else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             )
-            rows.append(
-                {"length": length, "kind": kind, "tokens_per_second": statistics.median(speeds), "memory": peak}
-            )
-    return rows, encoder.max_tokens
+            figures[f"{length} {kind}"] = {SPEED: statistics.median(found), MEMORY: peak}
+    return figures, encoder.max_tokens
 
 
 def _packed(encoder: Any) -> Callable[[Texts], object]:
@@ -125,60 +126,39 @@ def _device() -> str:
     return f"CPU, {plural(torch.get_num_threads(), 'thread')}, fp32"
 
 
-def measure_all(
-    models: Sequence[tuple[str, str]], config: EfficiencyConfig, out: Path, environment: dict[str, str]
-) -> Outcome:
-    """Measure each model that lacks a result file, one process at a time.
-
-    Args:
-        models: label and source of each.
-        config: lengths and repeats.
-        out: folder; files are in its `efficiency`.
-        environment: of this process.
-
-    Returns:
-        The failures by model and way, and whether a signal came.
-    """
-    sizes = ["--tokens", str(config.tokens), "--repeats", str(config.repeats)]
-    jobs = []
-    for label, source in models:
-        for way in WAYS:
-            file = file_of(out, label, way, config)
-            words = [sys.executable, "-m", __name__, source, way, str(file), *map(str, config.lengths), *sizes]
-            if not file.exists():
-                jobs.append(Job(f"{label}, {way}", words, out / LOGS / file_name(f"efficiency-{label}", f"-{way}.log")))
-    return run_parts(jobs, environment, "measured")
+def speeds(plan: Plan) -> Parts:
+    """Return the measurements of a suite; a baseline is as fast as its model."""
+    config, found = plan.suite.efficiency, Parts()
+    if config is None:
+        return found
+    words = [f"{key}={json.dumps(value)}" for key, value in asdict(config).items()]
+    for model, label in plan.labels.items():
+        if model != BM25 and not named_model(model).baseline:
+            for way in WAYS:
+                found[label, way] = plan.part(f"efficiency-{way}", model, way, model, words, __name__)
+    return found
 
 
-def file_of(out: Path, label: str, way: str, config: EfficiencyConfig) -> Path:
-    """Return the file of a measurement; each set of lengths has a separate file."""
-    lengths = "-".join(map(str, sorted(config.lengths)))
-    return out / "efficiency" / file_name(label, f"-{way}-{lengths}-{config.tokens}-{config.repeats}.json", 255)
-
-
-def table_of(models: Sequence[str], out: Path, config: EfficiencyConfig) -> list[Row]:
+def table_of(plan: Plan) -> list[Row]:
     """Return a row for each model, length and kind that was measured."""
-    rows: dict[tuple[str, int, str], Row] = {}
-    for label in models:
-        for way in WAYS:
-            file = file_of(out, label, way, config)
-            found = read_json(file) if file.exists() else {"rows": []}
-            for each in found["rows"]:
-                row = rows.setdefault((label, each["length"], each["kind"]), {"model": label, **each})
-                row |= {f"{way}_tokens_per_second": each["tokens_per_second"], f"{way}_memory": each["memory"]}
-                row[f"{way}_device"] = found["device"]
-    return [
-        {key: value for key, value in row.items() if key not in ("tokens_per_second", "memory")}
-        for row in rows.values()
-    ]
+    rows: dict[tuple[str, str], Row] = {}
+    for (label, way), cell in speeds(plan).items():
+        if (result := plan.result(cell)) is None:
+            continue
+        for key, figures in result["figures"].items():
+            length, _, kind = key.partition(" ")
+            row = rows.setdefault((label, key), {"model": label, "length": int(length), "kind": kind})
+            row |= {f"{way}_{name}": value for name, value in figures.items()}
+            row[f"{way}_device"] = result["settings"]["device"]
+    return list(rows.values())
 
 
-def not_measured(models: Sequence[str], out: Path, config: EfficiencyConfig) -> Iterator[str]:
+def not_measured(plan: Plan) -> Iterator[str]:
     """Yield a note for each model that cannot read some length."""
-    for label in models:
-        files = [file for way in WAYS if (file := file_of(out, label, way, config)).exists()]
-        max_tokens = read_json(files[0])["max_tokens"] if files else max(config.lengths)
-        if longer := [f"{length:,}" for length in sorted(config.lengths) if length > max_tokens]:
+    found = {label: result for (label, _), cell in speeds(plan).items() if (result := plan.result(cell)) is not None}
+    for label, result in found.items():
+        max_tokens = result["settings"]["max_tokens"]
+        if longer := [f"{length:,}" for length in sorted(result["settings"]["lengths"]) if length > max_tokens]:
             yield f"{label} reads {max_tokens:,} tokens at most: texts of {' and '.join(longer)} were not measured."
 
 
@@ -187,10 +167,10 @@ def as_markdown(rows: Sequence[Row]) -> str:
     head = ["model", "length", "texts", "packed, tokens/s", "padded, tokens/s", "ratio", "packed, GB", "padded, GB"]
     lines = []
     for row in rows:
-        speeds = [row.get(f"{way}_tokens_per_second") for way in WAYS]
-        ratio = f"{speeds[0] / speeds[1]:.2f}" if speeds[0] and speeds[1] else "-"
-        shown = ["-" if speed is None else f"{speed:,.0f}" for speed in speeds]
-        memory = [row.get(f"{way}_memory") for way in WAYS]
+        packed, padded = (row.get(f"{way}_{SPEED}") for way in WAYS)
+        ratio = f"{packed / padded:.2f}" if packed and padded else "-"
+        shown = ["-" if speed is None else f"{speed:,.0f}" for speed in (packed, padded)]
+        memory = [row.get(f"{way}_{MEMORY}") for way in WAYS]
         sizes = ["-" if size is None else f"{size / 1e9:.2f}" for size in memory]
         lines.append([markdown_text(row["model"]), f"{row['length']:,}", row["kind"], *shown, ratio, *sizes])
     devices = sorted({row[key] for row in rows for way in WAYS if (key := f"{way}_device") in row})
@@ -201,22 +181,22 @@ def as_markdown(rows: Sequence[Row]) -> str:
     return f"{markdown_table(head, lines)}\n\n{words}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("way", choices=WAYS)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("lengths", type=int, nargs="+")
-    parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--repeats", type=int, required=True)
-    options = parser.parse_args()
-    rows, max_tokens = measure(options.model, options.way, options.lengths, options.tokens, options.repeats)
-    options.file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(
-        options.file, json.dumps({"rows": rows, "max_tokens": max_tokens, "device": _device()}, indent=2) + "\n"
+def main() -> None:
+    way, model, words, out = asked_of_module()
+    config = load_typed(EfficiencyConfig, [], words)
+    figures, max_tokens = measure(model, way, config)
+    out.mkdir(parents=True, exist_ok=True)
+    write_figures(
+        out / RESULT,
+        task=f"efficiency, {way}",
+        source=model,
+        seed=None,
+        run=out.name,
+        figures=figures,
+        counts={},
+        settings={**asdict(config), "metrics": [SPEED], "max_tokens": max_tokens, "device": _device()},
     )
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code_of(main))

@@ -104,7 +104,7 @@ def _shown(cell: Cell | None) -> str:
     if cell is None:
         return "-"
     if cell["mean"] is None:
-        return "failed" if cell.get("failed") else "-"
+        return "not run" if cell.get("unfit") else "failed" if cell.get("failed") else "-"
     deviation, of = cell["standard_deviation"], cell.get("of", cell["n"])
     seeds = f" ({cell['n']}{f' of {of}' if of > cell['n'] else ''})" if cell["seeds"] else ""
     return f"{100 * cell['mean']:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}") + seeds

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig
+from modernbert_train.config.tools.retrieval import RANKING, MeasureConfig, RetrievalConfig
 from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, each_alone, suite_problems
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.installed import YAMLS
@@ -36,6 +36,7 @@ from modernbert_train.evaluate.retrieval.bm25 import BM25, OF_ENCODERS
 from modernbert_train.evaluate.retrieval.recipe import read_recipe
 from modernbert_train.evaluate.retrieval.runs import MODEL
 from modernbert_train.evaluate.suite.cells import Cell, Failure, Failures, forget, log_of
+from modernbert_train.weights.names import weights_hash
 
 NDCG, MAIN_SCORE = RANKING[0], "main_score"
 _OWN = ("name", "runs_folder", "seed")  # that differ between the runs
@@ -128,6 +129,7 @@ class Plan:
         # the table is written after every run, and reads every cell
         self._read_task, self._load, self._read_recipe = cache(read_task), cache(load_typed), cache(read_recipe)
         self._check_run = cache(check_run)
+        self.weights_now = cache(weights_hash)
         if len({*self.seeds}) < len(self.seeds):
             raise ConfigError(f"--seeds {' '.join(map(str, self.seeds))}: one is named twice. Name each once.")
         own = [each for each in overrides if each.partition("=")[0] in _OWN]
@@ -182,8 +184,17 @@ class Plan:
 
     def finetuned(self, name: str) -> TaskConfig | None:
         """Return the task that `finetune` trains, without its choices; None for retrieval."""
-        task = self.suite.tasks[name]
-        return None if task.finetune is None else self._read_task(self._what(task), self._words(name, NO_CHOICE))[0]
+        config = self.config_of(name, NO_CHOICE)
+        return config if isinstance(config, TaskConfig) else None
+
+    def config_of(self, name: str, choice: Choice) -> TaskConfig | RetrievalConfig | MeasureConfig:
+        """Return the task, the recipe or the keys of `retrieval evaluate`."""
+        task, words = self.suite.tasks[name], self._words(name, choice)
+        if task.finetune is not None:
+            return self._read_task(self._what(task), words)[0]
+        if task.retrieval is not None:
+            return self._read_recipe(self._what(task), words)[0]
+        return self._load(MeasureConfig, (), words)
 
     def seeds_of(self, name: str) -> list[int | None]:
         """Return the seeds of a task; [None] if it is not random."""
@@ -209,13 +220,27 @@ class Plan:
             # a chain keeps the encoder frozen; retrieval is measured with the encoder as it is
             source = source.replace(f"{FROZEN}:", "", 1)
             source = source if task.finetune is None else f"{FROZEN}:{source}"
-        text = json.dumps(self.asked_of(name, source, choice), sort_keys=True, default=str)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        run = run_name(name, self.labels[model], f"{digest}-{'once' if seed is None else seed}")
+        run = self._name(name, model, self.asked_of(name, source, choice), seed)
         own, words = seed if task.trains else None, self._words(name, choice)
         if model == BM25:
             words = tuple(each for each in words if each.partition("=")[0] not in OF_ENCODERS)
         return Cell(self._what(task), source, own, run, words, task.verb, texts=name)
+
+    def _name(self, task: str, model: str, asked: Any, seed: int | None) -> str:
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        return run_name(task, self.labels[model], f"{digest}-{'once' if seed is None else seed}")
+
+    def part(self, name: str, model: str, task: str, source: str, words: Sequence[str], module: str) -> Cell:
+        """Return a run that is no cell of the table: a speed or a submission of a model.
+
+        Args:
+            name: of this kind of part.
+            model: the row.
+            task, words, module: its command.
+            source: the model of the command.
+        """
+        run = self._name(name, model, {"task": task, "model": source, "words": list(words)}, None)
+        return Cell(task, source, None, run, tuple(words), (), module=module)
 
     def _counted(self, name: str, result: Mapping[str, Any]) -> str:
         """Return the path of the weights that were measured, in a run's folder: with `best`, not always the newest."""
@@ -255,9 +280,8 @@ class Plan:
         """Make failed runs, and runs with an undefined figure, start again from scratch."""
         for cell in cells:
             result = self.result(cell)
-            undefined = (
-                result is not None and self.value(cell.texts, result, self.suite.tasks[cell.texts].split) is None
-            )
+            task = self.suite.tasks.get(cell.texts)  # None: a part
+            undefined = result is not None and task is not None and self.value(cell.texts, result, task.split) is None
             forget(cell.name, self.out, run=undefined)
 
     def missed(self) -> Failures:
@@ -360,7 +384,7 @@ class Plan:
         if task.retrieval is not None:
             recipe, rest = self._read_recipe(self._what(task), words)
             return {**asdict(recipe), **({"run": rest} if rest else {}), "model": source}
-        return {**asdict(self._load(MeasureConfig, (), words)), "beir": self._what(task), "model": source}
+        return {**asdict(self.config_of(name, choice)), "beir": self._what(task), "model": source}
 
 
 def choices_of(task: SuiteTaskConfig) -> list[Choice]:

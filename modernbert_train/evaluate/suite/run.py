@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,18 +12,20 @@ from modernbert_train.distributed.run_jobs import raise_failures
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import SEED, named_model
 from modernbert_train.evaluate.retrieval.bm25 import BM25
-from modernbert_train.evaluate.suite.adapters import ADAPTERS, gather_adapters
 from modernbert_train.evaluate.suite.cells import (
+    Cell,
     Failures,
+    changed_since,
+    forget,
     read_failures,
-    refuse_changed,
     run_cells,
 )
 from modernbert_train.evaluate.suite.data import missing_data
-from modernbert_train.evaluate.suite.efficiency import measure_all
+from modernbert_train.evaluate.suite.efficiency import speeds
 from modernbert_train.evaluate.suite.formats import as_markdown
+from modernbert_train.evaluate.suite.gather import FOLDERS, gather
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
-from modernbert_train.evaluate.suite.submission import FOLDER, submit
+from modernbert_train.evaluate.suite.submission import submissions
 from modernbert_train.evaluate.suite.table import FORMS, PICTURE, TABLE, make_table, write_suite
 from modernbert_train.weights.names import look_up
 
@@ -67,7 +68,7 @@ def evaluate_suite(
         _run(plan, out, jobs, retry)
         return
     missing = missing_data(plan)
-    head = f"{plural(len(missing), 'data set')} missing:" if missing else "no data is missing"
+    head = f"{plural(len(missing), 'data set')} missing or unfit:" if missing else "no data is missing"
     print(printable("\n".join([head, *missing])))
 
 
@@ -95,41 +96,65 @@ def finetune_many(
 
 
 def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
-    suite, parts = plan.suite, Failures()
+    stopped = False
+
+    def draw() -> None:
+        write_suite(out, make_table(plan, lost_parts(plan)))
+
+    def start(cells: Sequence[Cell], jobs: int | None, *, parts: bool) -> None:
+        nonlocal stopped
+        if retry:
+            plan.forget(cells)
+        changed = list(changed_since(cells, out, plan.weights_now))
+        if not parts:
+            _refuse(changed, out)
+        for cell, _ in changed:
+            forget(cell.name, out, run=True)
+        plan.failures |= read_failures(cells, out)
+        missing = [each for each in cells if plan.result(each) is None and each.name not in plan.failures]
+        outcome = run_cells([] if stopped else missing, out, jobs, draw)
+        plan.failures |= outcome.failed
+        stopped |= outcome.stopped
+
     with held(out, "Wait for it, stop it, or name another folder."):
-        stopped = False
-
-        def draw() -> None:
-            write_suite(out, make_table(plan, parts))
-
         for names in plan.levels:
             for choosing in (True, False):
-                cells = list(plan.cells(names, choosing=choosing))
-                if retry:
-                    plan.forget(cells)
-                plan.failures |= read_failures(cells, out)
-                refuse_changed(cells, out)
-                missing = [each for each in cells if plan.result(each) is None and each.name not in plan.failures]
-                outcome = run_cells([] if stopped else missing, out, jobs, draw)
-                plan.failures |= outcome.failed
-                stopped |= outcome.stopped
-        if suite.efficiency is not None and not stopped:
-            measured = [
-                (plan.labels[each], each) for each in plan.models if each != BM25 and not named_model(each).baseline
-            ]
-            outcome = measure_all(measured, suite.efficiency, out, dict(os.environ))
-            parts, stopped = parts | outcome.failed, outcome.stopped
-        if not stopped:
-            outcome = submit(plan, out)
-            parts, stopped = parts | outcome.failed, outcome.stopped
-            gather_adapters(plan, out)
+                start(list(plan.cells(names, choosing=choosing)), jobs, parts=False)
+        start([*speeds(plan).values()], 1, parts=True)
+        start([*submissions(plan).values()], jobs, parts=True)
+        gather(plan)
         draw()
-    print(as_markdown(make_table(plan, parts)), end="")
+    lost = lost_parts(plan)
+    print(as_markdown(make_table(plan, lost)), end="")
     print(f"table: {', '.join(f'{out}/{name}' for name in (*FORMS, TABLE))}; picture: {out}/{PICTURE}")
-    for folder, use in ((FOLDER, "to send to a test server"), (ADAPTERS, "adapters, a folder for each model")):
-        if (out / folder).is_dir():
+    for folder, use in FOLDERS.items():
+        if any((out / folder).glob("*/*")):
             print(f"{use}: {out}/{folder}")
-    raise_failures(plan.missed() | parts, out, stopped=stopped)
+    raise_failures(plan.missed() | lost, out, stopped=stopped)
+
+
+def lost_parts(plan: Plan) -> Failures:
+    """Return the failed measurements of speed and submissions, by model and what failed."""
+    parts = {**speeds(plan), **submissions(plan)}
+    return {
+        ", ".join(key): plan.failures[cell.name]
+        for key, cell in parts.items()
+        if cell.name in plan.failures and plan.result(cell) is None
+    }
+
+
+def _refuse(changed: Sequence[tuple[Cell, str]], out: Path) -> None:
+    """Refuse results of other texts or weights: figures that took hours are not replaced unasked.
+
+    Raises:
+        ConfigError: names each run and what differs.
+    """
+    if wrong := [f"{out / cell.name}: {words}" for cell, words in changed]:
+        raise ConfigError(
+            "results of other texts or weights:\n  "
+            + "\n  ".join(wrong)
+            + "\nRestore them, name another folder, or remove these."
+        )
 
 
 def _check_encoder(source: str) -> None:

@@ -40,9 +40,8 @@ def make_table(plan: Plan, parts: Mapping[str, Failure]) -> Table:
         rows.append({"model": name, "source": each.source, "published": True, "cells": cells, "average": None})
     speed, notes = [], [*_notes(plan, rows), *(f"{name}: {failure}" for name, failure in parts.items())]
     if suite.efficiency is not None:
-        of = list(plan.labels.values()), plan.out, suite.efficiency
-        speed = table_of(*of)
-        notes += not_measured(*of)
+        speed = table_of(plan)
+        notes += not_measured(plan)
     return {"columns": columns, "rows": rows, "efficiency": speed, "notes": notes}
 
 
@@ -77,6 +76,7 @@ def _cell(plan: Plan, name: str, model: str) -> dict[str, Any]:
         "seeds": values,
         "chosen": None if chosen is None else str(chosen),
         "runs": runs,
+        "unfit": plan.unfit(name, model) is not None,
         "failed": [f"{', '.join(own)}: {problem}".removeprefix(": ") for problem, own in problems.items()],
     }
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from modernbert_train.config.classify import TEXT_LABELS
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     AnswerConfig,
@@ -25,12 +26,6 @@ from modernbert_train.weights.formats import albert, bert, deberta, distilbert, 
 from modernbert_train.weights.formats.config_json import Content, Described
 from modernbert_train.weights.formats.table import Around, Format, places
 
-# ClassifyConfig.kind -> transformers' problem_type
-PROBLEMS = {
-    "single-label": "single_label_classification",
-    "multi-label": "multi_label_classification",
-    "regression": "regression",
-}
 _MOST_LABELS = 1 << 20  # bounds the memory that a damaged file can take
 
 
@@ -153,8 +148,8 @@ class Classifiers(Around):
         names = self.objective.labels
         if self.kind.objective is ClassifyConfig:
             objective = cast(ClassifyConfig, self.objective)
-            about["problem_type"] = PROBLEMS[objective.kind]
-            names = ("score",) if objective.kind == "regression" else names
+            about["problem_type"] = TEXT_LABELS[objective.kind].problem
+            names = ("score",) if objective.is_score else names
         if len(self.kind.poolings) > 1:
             about["classifier_pooling"] = cast(ClassifyConfig | ChooseConfig, self.objective).pooling
         by_number = {str(number): name for number, name in enumerate(names)}
@@ -188,12 +183,14 @@ class Classifiers(Around):
             return described._replace(objective=AnswerConfig(dropout=about["dropout"]))
         if kind.objective is TagConfig:
             return described._replace(objective=TagConfig(**about))
-        problem = raw.get("problem_type") or ("regression" if len(labels) == 1 else PROBLEMS["single-label"])
-        kinds = {theirs: ours for ours, theirs in PROBLEMS.items()}
+        kinds = {each.problem: ours for ours, each in TEXT_LABELS.items()}
+        usual = "regression" if len(labels) == 1 else "single-label"  # as transformers chooses
+        problem = raw.get("problem_type") or TEXT_LABELS[usual].problem
         pooling = raw.get("classifier_pooling", "cls") if len(kind.poolings) > 1 else kind.poolings[0]
         if kind.objective is ChooseConfig and pooling in kind.poolings:
             return described._replace(objective=ChooseConfig(**about | {"pooling": pooling}))
-        if problem not in kinds or pooling not in kind.poolings or (problem == "regression" and len(labels) > 1):
+        one_score = problem in kinds and TEXT_LABELS[kinds[problem]].min_labels == 0
+        if problem not in kinds or pooling not in kind.poolings or (one_score and len(labels) > 1):
             known = f"{', '.join(kinds)} and {', '.join(kind.poolings)}, and one score"
             given = f"of a {self.name} with {len(labels)} labels "
             raise content.unknown(known, "problem_type", "classifier_pooling", given=given)

@@ -13,11 +13,11 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.core.tensor_files import read_tensors
 from modernbert_train.weights.adapter import WEIGHTS
-from tests.support.finetuning import FAST, finetune, weights
+from tests.support.finetuning import FAST, finetune
 from tests.support.labelled import WriteTask, sentences
+from tests.support.runs import weights
 
 pytestmark = pytest.mark.runs
-LONGER = ("bert", "deberta", "distilbert", "albert")
 LORA = ["lora.rank=4", "lora.lr=2e-2"]
 
 
@@ -83,6 +83,7 @@ def test_many_tasks_are_a_folder_of_adapters_that_peft_loads_one_after_the_other
 ) -> None:
     """Of each task the best seed; an adapter whose base is another model is not among them, and is no model itself."""
     peft = pytest.importorskip("peft")
+    SentenceTransformer = pytest.importorskip("sentence_transformers").SentenceTransformer
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     write_task(epochs=1, labels=["down", "up"]).rename(tmp_path / "mood.yaml")
@@ -101,8 +102,10 @@ def test_many_tasks_are_a_folder_of_adapters_that_peft_loads_one_after_the_other
     adapted = peft.PeftModel.from_pretrained(base, home / "tone", adapter_name="tone")
     adapted.load_adapter(home / "mood", adapter_name="mood")
     encoder = AutoModel.from_pretrained(models["modernbert"])
+    sentence_model = SentenceTransformer(str(models["modernbert"]), device="cpu")  # pools by the mean
     for name in ("tone", "mood"):
         encoder.load_adapter(str(home / name), adapter_name=name)
+        sentence_model.load_adapter(str(home / name), adapter_name=name)
     ids = torch.randint(8, 60, (3, 12), generator=torch.Generator().manual_seed(1))
     (row,) = json.loads((out / "table.json").read_text())["rows"]
     for name, cell in zip(("tone", "mood"), row["cells"], strict=False):
@@ -110,10 +113,14 @@ def test_many_tasks_are_a_folder_of_adapters_that_peft_loads_one_after_the_other
         merged = AutoModelForSequenceClassification.from_pretrained(out / best / "hf").eval()
         adapted.set_adapter(name)
         encoder.set_adapter(name)
+        sentence_model.set_adapter(name)
         with torch.no_grad():
             torch.testing.assert_close(adapted.eval()(ids).logits, merged(ids).logits, rtol=0, atol=1e-5)
             states = encoder.eval()(ids).last_hidden_state, merged.model(ids).last_hidden_state
+            text = sentence_model.tokenizer("a good day", return_tensors="pt")
+            mean = merged.model(text["input_ids"]).last_hidden_state.mean(dim=1).squeeze(0)
         torch.testing.assert_close(*states, rtol=0, atol=1e-5)
+        torch.testing.assert_close(sentence_model.encode("a good day", convert_to_tensor=True), mean, rtol=0, atol=1e-5)
     assert main(["finetune", str(tmp_path / "tone.yaml"), "--model", str(home / "tone")]) == 65
     assert f"tone: an adapter of {models['modernbert']}, without that model's weights" in capsys.readouterr().err
 

@@ -27,8 +27,9 @@ from modernbert_train.optim.groups import weights_of
 from modernbert_train.report.throughput import training_flops
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.hf_folder import load_weights
-from tests.support.finetuning import finetune, weights, write_tags
+from tests.support.finetuning import finetune, write_tags
 from tests.support.labelled import BERT, CONFIGS, MODERNBERT, WriteTask
+from tests.support.runs import weights
 
 
 @pytest.mark.parametrize("config", [BERT, MODERNBERT], ids=["bert", "modernbert"])

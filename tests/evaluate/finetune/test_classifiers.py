@@ -16,7 +16,6 @@ from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import (
     AnswerConfig,
     ClassifyConfig,
-    MaskedLmConfig,
     ModelConfig,
     ObjectiveConfig,
     TagConfig,
@@ -240,10 +239,3 @@ def test_classes_of_a_decoders_shape_that_transformers_has_not(tokenizer: Path, 
     (folder / CONFIG_JSON).write_text(json.dumps(raw | {"is_causal": True}))
     with pytest.raises(DataError, match="Qwen3ForTokenClassification in causal order"):
         open_model(folder)
-
-
-@pytest.mark.runs
-def test_masked_lm_models_of_before_are_read_as_before(models: dict[str, Path]) -> None:
-    for name, folder in models.items():
-        assert {each.partition(".")[0] for each in load_weights(folder)} - {"head"} == {"model", "decoder"}, name
-        assert {*load_weights(folder)} == {*build_model(CONFIGS[name], MaskedLmConfig()).state_dict()}

@@ -24,9 +24,10 @@ from modernbert_train.config.load import load_run
 from modernbert_train.core.files import lock_now
 from modernbert_train.distributed import bf16
 from tests.support import forked
-from tests.support.finetuning import FAST, finetune, metrics, predictions, weights, write_tags
+from tests.support.finetuning import FAST, finetune, metrics, predictions, write_tags
 from tests.support.labelled import PLAIN, WriteTask, sentences, write_choices, write_questions, write_tsv
 from tests.support.paths import ROOT
+from tests.support.runs import weights
 
 pytestmark = pytest.mark.runs
 
@@ -151,7 +152,7 @@ def test_two_seeds_in_one_command_one_of_them_killed_in_its_middle(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "precision"),
-    [("single-label", "auto"), ("tokens", "bf16"), ("question-answering", "auto"), ("multiple-choice", "auto")],
+    [("tokens", "bf16"), ("question-answering", "auto"), ("multiple-choice", "auto")],
 )
 def test_a_killed_run_resumes_to_the_same_bits(
     kind: str,
@@ -164,7 +165,7 @@ def test_a_killed_run_resumes_to_the_same_bits(
     """Labels, dropout and the fresh head depend on keys only: a restart must not act like another seed."""
     monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: True)  # otherwise it is emulated
     written = {"tokens": write_tags, "question-answering": write_questions, "multiple-choice": write_choices}
-    task = written[kind](tmp_path, write_task) if kind in written else write_task()
+    task = written[kind](tmp_path, write_task)
     keys = ["checkpoint.interval_steps=4", "model.dropout=0.1", "objective.dropout=0.2"]
     keys.append(f"compute.precision={precision}")
     whole = finetune(task, models["bert"], tmp_path / "whole", *keys)

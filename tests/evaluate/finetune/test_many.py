@@ -20,7 +20,8 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import as_trained, label_of, labels_of, named_model, read_task, run_name
 from modernbert_train.evaluate.suite.cells import LOGS
 from modernbert_train.evaluate.suite.run import finetune_many
-from tests.evaluate.finetune import fake_runs
+from tests.support import fake_runs
+from tests.support.fake_runs import starts
 from tests.support.labelled import WriteTask
 from tests.support.paths import ROOT
 
@@ -106,11 +107,6 @@ def grid(write_task: WriteTask, tmp_path: Path) -> list[str]:
     return ["finetune", str(first), str(second), *named]
 
 
-def starts(out: Path) -> dict[str, int]:
-    """Count the starts of each run."""
-    return {file.parent.name: len(file.read_text().splitlines()) for file in out.glob("*/starts")}
-
-
 def behave(out: Path, **names: list[str]) -> None:
     out.mkdir(exist_ok=True)
     (out / fake_runs.BEHAVE).write_text(json.dumps(names))
@@ -166,7 +162,7 @@ def test_a_failed_run_stops_no_other_and_is_repeated_on_request(
 
 def spawn(words: list[str]) -> subprocess.Popen[bytes]:
     path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", "tests.evaluate.finetune.fake_runs", *words], env=os.environ | path)
+    return subprocess.Popen([sys.executable, "-m", "tests.support.fake_runs", *words], env=os.environ | path)
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 120) -> None:

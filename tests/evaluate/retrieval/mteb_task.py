@@ -14,11 +14,6 @@ from numpy.typing import NDArray
 Encode = Callable[[Sequence[str]], NDArray[np.float32]]
 
 
-def bag_of_words(words: Sequence[str]) -> Encode:
-    """Return vectors of word counts: their products are whole numbers, and exactly equal where expected."""
-    return lambda texts: np.array([[text.split().count(word) for word in words] for text in texts], dtype=np.float32)
-
-
 def _lines(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,15 +13,11 @@ from modernbert_train.__main__ import main
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.rerank import by_score, read_candidates
-from tests.support.beir import BERT, WriteBeir, make_encoder, write_lines
+from tests.support.beir import BERT, WriteBeir, make_encoder, result_of, write_lines
 from tests.support.finetuning import FAST
 from tests.support.needs import needs
 
 needs("sentence_transformers", "the extra retrieval is not installed")
-
-
-def result_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
 
 
 def ndcg(ranked: Mapping[str, Sequence[str]], qrels: Mapping[str, Mapping[str, int]]) -> float:
@@ -125,6 +120,29 @@ def test_candidates_are_ranked_as_by_a_cross_encoder(
         assert said in capsys.readouterr().err
     assert main([*words, "pooling=cls"]) == 78
     assert "pooling=cls: a reranker reads query and document together" in capsys.readouterr().err
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_a_set_that_was_reranked_before_a_stop_is_not_reranked_again(
+    encoder: Path, toy: Path, write_beir: WriteBeir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several sets each takes hours; other candidates, or more of them, are measured anew."""
+    model = reranker(toy, encoder, tmp_path, epochs=1)
+    other = write_beir({"d1": "a red fox", "d2": "a blue hen"}, {"q1": "fox"}, "other", test=[("q1", "d1", 1)])
+    words = ["--model", str(model), f"runs_folder={tmp_path}/runs", "name=both", "device=cpu", "rerank=bm25"]
+    assert main(["retrieval", "evaluate", str(other), *words]) == 0
+    first = result_of(tmp_path / "runs/both")["figures"]["other"]
+    (tmp_path / "runs/both/result.json").unlink()  # a kill during the second set leaves this
+    capsys.readouterr()
+    assert main(["retrieval", "evaluate", str(other), str(toy), *words]) == 0
+    said = capsys.readouterr().out
+    assert "other: measured before, see" in said and "other: pairs" not in said and "toy: measured" not in said
+    figures = result_of(tmp_path / "runs/both")["figures"]
+    assert figures["other"] == first and figures.keys() == {"other", "toy"}
+    for key in ("rerank_top=1", f"rerank={encoder}"):
+        assert main(["retrieval", "evaluate", str(other), *words, key]) == 0
+        assert "measured before" not in capsys.readouterr().out
 
 
 BROKEN = {

@@ -24,8 +24,9 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.suite.efficiency import draw
 from modernbert_train.evaluate.suite.plan import Plan, read_suite
 from modernbert_train.weights.names import NamedModel
-from tests.evaluate.finetune import fake_runs
+from tests.support import fake_runs
 from tests.support.beir import WriteBeir
+from tests.support.fake_runs import starts
 from tests.support.labelled import WriteTask
 
 YAMLS = Path(__file__).parents[3] / "yamls"
@@ -65,11 +66,6 @@ def run(suite: Path, out: Path, *words: object, code: int = 0) -> dict[str, Any]
     return json.loads((out / "table.json").read_text()) if (out / "table.json").exists() else {}
 
 
-def began(out: Path) -> dict[str, int]:
-    """Count the starts of each run."""
-    return {file.parent.name: len(file.read_text().splitlines()) for file in out.glob("*/starts")}
-
-
 @pytest.mark.runs
 def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
@@ -80,7 +76,7 @@ def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
         published={"theirs": {"source": "a paper", "figures": {"tone": 90.5}}},
     )
     table = run(suite, tmp_path / "out", *fakes)
-    assert len(began(tmp_path / "out")) == 8
+    assert len(starts(tmp_path / "out")) == 8
     for row in table["rows"][:2]:
         (cell,) = row["cells"]
         with_first = {each["choice"]: each["value"] for each in cell["runs"] if each["seed"] == 1}
@@ -122,11 +118,13 @@ def test_more_seeds_and_other_settings_are_added_and_never_mixed(
     one = run(write_suite({"tone": {}}), out, fakes[0])["rows"][0]["cells"][0]
     more = run(write_suite({"tone": {}}), out, fakes[0], "--seeds", 1, 2, 3)["rows"][0]["cells"][0]
     assert (one["n"], more["n"]) == (2, 3) and one["seeds"].items() <= more["seeds"].items()
-    assert set(began(out).values()) == {1} and len(began(out)) == 3
+    assert set(starts(out).values()) == {1} and len(starts(out)) == 3
     other = run(write_suite({"tone": {"keys": {"lr": 9e-3}}}), out, fakes[0])["rows"][0]["cells"][0]
-    assert len(began(out)) == 5 and not {each["run"] for each in other["runs"]} & {each["run"] for each in more["runs"]}
+    assert len(starts(out)) == 5 and not {each["run"] for each in other["runs"]} & {
+        each["run"] for each in more["runs"]
+    }
     assert run(write_suite({"tone": {}}), out, fakes[0])["rows"][0]["cells"][0] == one
-    assert set(began(out).values()) == {1}
+    assert set(starts(out).values()) == {1}
 
 
 @pytest.mark.runs
@@ -141,11 +139,11 @@ def test_a_task_without_its_data_costs_one_start_and_no_other_task(
     (out / fake_runs.BEHAVE).write_text(json.dumps({"fail": lost}))
     table = run(suite, out, fakes[0], code=65)
     cells = table["rows"][0]["cells"]
-    assert began(out)[lost[0]] == 1 and len(began(out)) == 3 and len(lost) == 2
+    assert starts(out)[lost[0]] == 1 and len(starts(out)) == 3 and len(lost) == 2
     assert cells[0]["mean"] is None and "the texts are missing" in cells[0]["failed"][0] and cells[1]["n"] == 2
     assert "| one | failed |" in (out / "table.md").read_text()
     (out / fake_runs.BEHAVE).unlink()
-    assert run(suite, out, fakes[0], code=65) == table and began(out)[lost[0]] == 1
+    assert run(suite, out, fakes[0], code=65) == table and starts(out)[lost[0]] == 1
     assert "Add --retry to repeat what failed" in capsys.readouterr().err
     assert run(suite, out, fakes[0], "--retry")["rows"][0]["cells"][0]["n"] == 2
     assert "table.md" in capsys.readouterr().out
@@ -163,7 +161,7 @@ def test_a_choice_whose_texts_are_missing_leaves_the_other_choices(
     behave(plan, "fail", *lost)
     (cell,) = run(suite, plan.out, fakes[0], code=65)["rows"][0]["cells"]
     assert cell["chosen"].startswith("label_column=label, ") and cell["n"] == cell["of"] == 2
-    assert len(lost) == 4 and len({*lost} & began(plan.out).keys()) == 1 and len(began(plan.out)) == 5
+    assert len(lost) == 4 and len({*lost} & starts(plan.out).keys()) == 1 and len(starts(plan.out)) == 5
     (reason,) = cell["failed"]
     assert reason.count("label_column=lost") == 4 and "error: the texts are missing. Name others." in reason
 
@@ -194,7 +192,7 @@ def test_a_value_that_diverges_is_the_worst_of_its_choices_and_costs_no_cell(
     assert (
         reason[how] in lost["problem"] and f"tone of one: {lost['choice']} seed 1: {reason[how]}" in table["notes"][1]
     )
-    assert run(suite, plan.out, fakes[0]) == table and set(began(plan.out).values()) == {1}
+    assert run(suite, plan.out, fakes[0]) == table and set(starts(plan.out).values()) == {1}
     (plan.out / fake_runs.BEHAVE).unlink()
     (again,) = run(suite, plan.out, fakes[0], "--retry")["rows"][0]["cells"]
     assert again["chosen"] == lost["choice"] and not again["failed"]
@@ -260,8 +258,8 @@ time.sleep(60)
 
     def start(words: list[str], *args: Any, **more: Any) -> Any:
         speed = "modernbert_train.evaluate.suite.efficiency"
-        at = words.index(speed) + 1 if speed in words else None
-        return real(words if at is None else [sys.executable, "-c", program, words[at]], *args, **more)
+        model = words[words.index("--model") + 1] if speed in words else None
+        return real(words if model is None else [sys.executable, "-c", program, model], *args, **more)
 
     monkeypatch.setattr("modernbert_train.distributed.run_jobs.subprocess.Popen", start)
     suite = write_suite({"tone": {}}, seeds=[1], efficiency={"lengths": [16], "tokens": 64, "repeats": 1})
@@ -278,7 +276,7 @@ def test_two_commands_never_fill_one_folder(
     table = run(suite, out, fakes[0])
     with held(out, ""):
         assert run(suite, out, *fakes, code=78) == table
-    assert "out: in use by process" in capsys.readouterr().err and set(began(out).values()) == {1}
+    assert "out: in use by process" in capsys.readouterr().err and set(starts(out).values()) == {1}
 
 
 @pytest.mark.runs
@@ -447,33 +445,49 @@ def test_keys_may_follow_the_options(
 
 @pytest.mark.runs
 def test_a_dry_run_names_the_data_that_is_missing_and_the_command_that_brings_it(
-    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    write_suite: WriteSuite, fakes: list[Path], write_beir: WriteBeir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """Otherwise a user would learn it one by one from the first failed run of each task, once an hour."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache/nyu-mll___glue/rte").mkdir(parents=True)
-    keys = {"train": ["triplets.jsonl"], "evaluate": {"own": "my/set"}}
+    for name in ("nyu-mll___glue/rte", "mteb___sts13-sts/default"):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+    write_beir({"d1": "a red fox"}, {"q1": "fox"}, "beir/scifact", train=[("q1", "d1", 1)], dev=[("q1", "d1", 1)])
+    keys: dict[str, Any] = {"train": ["triplets.jsonl", "scifact"], "negative_columns": []}
+    keys |= {"evaluate": {"own": "my/set", "scifact": "scifact"}, "beir_folder": str(tmp_path / "beir")}
+    local = {"data": str(tmp_path), "train": "train", "validation": {"dev": "dev"}}
     tasks: dict[str, Any] = {
         "tone": {"keys": {"train": "nowhere.tsv"}},
         "rte": {"finetune": "rte"},
-        "cola": {"finetune": "cola"},
+        "cola": {"finetune": "cola", "submit": {"AX": {"split": "ax/test"}}},
+        "local": {"keys": local, "submit": {"T": {"split": "hidden"}}},
+        "gone": {"keys": local | {"data": "/no/such/folder"}},
+        "choice": {"choices": {"train": [str(tmp_path / "train.tsv"), "other.tsv"]}},
         "nfcorpus": {"beir": "nfcorpus"},
+        "sts": {"mteb": ["STS12", "STS13"]},
         "pairs": {"retrieval": str(YAMLS / "retrieval/modernbert.yaml"), "keys": keys},
     }
     words = [str(fakes[0]), "--suite", str(write_suite(tasks)), "--out", str(tmp_path / "out"), "--dry-run"]
     assert main(["eval", *words]) == 0
     said = capsys.readouterr().out
-    assert "5 data sets missing:" in said and "rte:" not in said and not (tmp_path / "out").exists()
+    assert "rte:" not in said and "STS13" not in said and not (tmp_path / "out").exists()
     for line in (
         "tone: train=nowhere.tsv: no such file. Correct the path.",
-        'cola: data=nyu-mll/glue/cola: not on this machine. With a network: python -c "import datasets; '
-        "datasets.load_dataset('nyu-mll/glue', 'cola')\"",
+        "cola: data=nyu-mll/glue/cola: no such folder, nor a dataset on this machine. With a network: python -c "
+        "\"import datasets; datasets.load_dataset('nyu-mll/glue', 'cola')\"",
+        "cola: data=nyu-mll/glue/ax: no such folder, nor a dataset on this machine",
+        f"local: {tmp_path}: has none of hidden.",
+        "Put the split 'hidden' there.",
+        "gone: data=/no/such/folder: no such folder. Put it there, or name another in keys.",
+        "choice: train=other.tsv: no such file",
         "nfcorpus: nfcorpus: not in data/beir. With a network: curl -O https://",
-        "pairs: train=triplets.jsonl: no such file",
-        "pairs: my/set: no such folder",
+        'sts-STS12: mteb:STS12: not on this machine. With a network: python -c "import mteb; ',
+        "pairs: train[0]=triplets.jsonl: no such file",
+        "pairs: evaluate.own=my/set: no such folder",
+        f"pairs: evaluate.scifact={tmp_path}/beir/scifact: has no qrels/test.tsv; its splits are dev, train",
     ):
         assert line in said
+    assert "11 data sets missing or unfit:" in said and said.count("no such folder, nor") == 2
 
 
 @pytest.mark.runs
@@ -533,6 +547,102 @@ def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
     assert files["Scores"] == "index\tprediction\n0\t5.000\n1\t1.235\n2\t0.000\n"
 
 
+@pytest.mark.runs
+def test_another_model_under_the_same_name_has_no_files_of_the_first(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """A test server would score, and a user would load, what another model was trained to."""
+    first, second = (fakes[0] / "model", fakes[1] / "model")
+    own, other = {"submit": {"Own": {"split": "x"}}}, {"submit": {"Other": {"split": "x"}}}
+    out, suite = tmp_path / "out", write_suite({"tone": own, "mood": other}, seeds=[1])
+    for model in (first, second):
+        model.mkdir()
+        plan = Plan(*read_suite(str(suite)), [str(model)], None, out, ())
+        for cell in plan.cells(["tone", "mood"], choosing=True):
+            line = {"split": "x", "prediction": cell.name, "scores": {cell.name: 1.0}}
+            (out / cell.name / "adapter").mkdir(parents=True)
+            (out / cell.name / "submission.jsonl").write_text(json.dumps(line))
+            about = {"base_model_name_or_path": str(model)}
+            (out / cell.name / "adapter" / "adapter_config.json").write_text(json.dumps(about))
+    run(suite, out, first)
+    files = {"submission/model/Own.tsv", "submission/model/Other.tsv", "adapters/model/tone", "adapters/model/mood"}
+    assert all((out / file).exists() for file in files)
+    lost = next(plan.cells(["tone"], choosing=True))
+    behave(plan, "diverge", lost.name)
+    (row,) = run(suite, out, second, code=70)["rows"]
+    kept = row["cells"][1]["runs"][0]["run"]
+    assert (out / "submission/model/Other.tsv").read_text() == f"index\tprediction\n0\t{kept}\n"
+    assert {file for file in files if (out / file).exists()} == {"submission/model/Other.tsv", "adapters/model/mood"}
+    run(write_suite({"tone": own}, seeds=[1]), out, first)  # nor what this suite does not have
+    assert {file for file in files if (out / file).exists()} == {"submission/model/Own.tsv", "adapters/model/tone"}
+
+
+@pytest.mark.runs
+def test_figures_of_other_weights_in_the_same_folder_are_refused(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that another training has written into would otherwise have the figures of the first."""
+    (fakes[0] / "config.json").write_text("{}")
+    weights = fakes[0] / "model.safetensors"
+    suite, out = write_suite({"tone": {}, "set": {"beir": "x"}}, seeds=[1]), tmp_path / "out"
+    for content, code in ((b"first", 0), (b"other", 78), (b"first", 0)):
+        weights.write_bytes(content)
+        run(suite, out, fakes[0], code=code)
+        assert capsys.readouterr().err.count(f"the weights in {fakes[0]} have changed since") == (2 if code else 0)
+    assert set(began(out).values()) == {1}
+
+
+@pytest.mark.runs
+def test_a_failed_part_of_a_suite_is_repeated_as_a_failed_cell_is(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By --retry and not before; it is below the table each time. Here a model has no weights to measure."""
+    suite = write_suite({"tone": {}}, seeds=[1], efficiency={"lengths": [16], "tokens": 64, "repeats": 1})
+    out = tmp_path / "out"
+    notes = run(suite, out, fakes[0], code=65)["notes"]
+    assert [note.partition(": ")[0] for note in notes] == ["one, packed", "one, padded"]
+    assert "Add --retry to repeat what failed" in capsys.readouterr().err
+
+    def starts() -> int:
+        return sum(file.read_text().count("$ ") for file in (out / "logs").glob("efficiency-*.log"))
+
+    assert starts() == 2
+    assert run(suite, out, fakes[0], code=65)["notes"] == notes and starts() == 2
+    run(suite, out, fakes[0], "--retry", code=65)
+    assert starts() == 4
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_speeds_are_measured_again_for_other_weights_or_after_a_torn_file(
+    write_suite: WriteSuite, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """And not otherwise: a full disk must not end each later command, nor a changed model keep the old one's speed."""
+    model, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(models["modernbert"], model)
+    suite = write_suite({}, efficiency={"lengths": [16], "tokens": 64, "repeats": 1})
+
+    def measured() -> dict[str, int]:
+        table = run(suite, out, model)
+        assert not table["notes"] and [row["kind"] for row in table["efficiency"]] == ["fixed", "variable"]
+        assert all(row[f"{way}_tokens_per_second"] > 0 for row in table["efficiency"] for way in ("packed", "padded"))
+        files = {way: next(out.glob(f"efficiency-{way}-*/result.json")) for way in ("packed", "padded")}
+        return {way: file.stat().st_mtime_ns for way, file in files.items()}
+
+    first = measured()
+    torn = next(out.glob("efficiency-packed-*/result.json"))
+    torn.write_text(torn.read_text()[:100])
+    second = measured()
+    assert second["padded"] == first["padded"] and second["packed"] > first["packed"]
+    assert measured() == second
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(model / "model.safetensors")
+    save_file({name: tensor * 2 for name, tensor in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    third = measured()
+    assert all(third[way] > second[way] for way in third)
+
+
 @pytest.mark.weekly
 @pytest.mark.runs
 @pytest.mark.slow
@@ -563,6 +673,12 @@ def test_a_finished_run_predicts_texts_that_it_has_not_seen(
     without = write_suite({"tone": task | {"submit": {"x": {"split": "gone"}}}}, seeds=[1])
     gone = run(without, out, models["modernbert"], code=65)
     assert "submission of tone: " in gone["notes"][0] and "gone.tsv" in gone["notes"][0]
+    assert run(without, out, models["modernbert"], code=65) == gone
+    (tmp_path / "gone.tsv").write_text("idx\ttext\n0\taki ruto\n")
+    assert not run(without, out, models["modernbert"], "--retry")["notes"] and (folder / "x.tsv").exists()
+    (tmp_path / "gone.tsv").write_text("idx\ttext\n0\taki ruto\n1\tnabe domi\n")
+    run(without, out, models["modernbert"])
+    assert len((folder / "x.tsv").read_text().splitlines()) == 3  # the texts have changed
     assert gone["rows"] == table["rows"]
 
 
@@ -634,6 +750,7 @@ def test_bm25_is_a_row_beside_encoders(write_suite: WriteSuite, write_beir: Writ
     (row,) = run(suite, tmp_path / "out", "bm25")["rows"]
     tone, found = row["cells"]
     assert row["model"] == "bm25" and found["mean"] == 1
+    assert "| bm25 | not run | 100.00 (1) |" in (tmp_path / "out/table.md").read_text()
     assert tone["mean"] is None and "not run: bm25 has no weights to train" in tone["failed"][0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from modernbert_train.config.schema import (
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import Vocabulary
-from modernbert_train.weights.formats import export_format, read
+from modernbert_train.weights.formats import export_format
 from modernbert_train.weights.formats.tensors import to_hf
 
 VOCABULARY = Vocabulary(64, cls_id=2, sep_id=3, pad_id=1, mask_id=4, ordinary=np.arange(5, 64), sha256="")
@@ -66,6 +67,11 @@ UNSAID: dict[str, ModelConfig] = {
     "albert, attention": replace(ALBERT, sharing="attention"),
     "albert, ffn": replace(ALBERT, sharing="ffn"),
 }
+# values of a wrong type or beyond any range, for every key of a config.json
+WEIRD: list[Any] = [
+    None, True, False, 0, -1, 5, 10**30, math.inf, math.nan, "", "x", [], [1], [None], {}, {"a": 1},
+    {"full_attention": 3}, {"full_attention": {"rope_theta": "x"}}, {"full_attention": {"rope_type": []}}, [["full"]],
+]  # fmt: skip
 
 
 def randomized(model: Any) -> Any:
@@ -92,19 +98,15 @@ def describe(
     return export_format(config, order, modules).describe(config, order, modules, LONGEST, vocabulary)
 
 
-def model_in(raw: dict[str, Any]) -> ModelConfig:
-    return read(raw, "there").model
-
-
-def stored(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return to_hf(export_format(config, "all"), weights, config)
+def stored(config: ModelConfig, weights: dict[str, Tensor], order: Order = "all") -> dict[str, Tensor]:
+    return to_hf(export_format(config, order), weights, config)
 
 
 def write(folder: Path, config: ModelConfig, weights: dict[str, Tensor], order: Order = "all") -> Path:
     """Write the tensors and config.json, as an export."""
     folder.mkdir()
     modules = tuple({name.partition(".")[0] for name in weights})
-    save_file(stored(config, weights), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(stored(config, weights, order), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(describe(config, order, modules)))
     return folder
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from safetensors.torch import load_file
 
-from benchmarks.batches import lay_out
 from modernbert_train.config.bert import BertConfig
-from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.bert import BertForMaskedLM
-from modernbert_train.weights.formats import bert, export_format, read, read_folder
-from modernbert_train.weights.formats.tensors import from_hf, to_hf, unsupported_heads
+from modernbert_train.weights.formats import bert, read_folder
+from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from modernbert_train.weights.hf_folder import export
 from tests.weights.formats.models import (
     BERT,
@@ -26,42 +21,7 @@ from tests.weights.formats.models import (
     assert_equal,
     describe,
     weights_of,
-    weights_with_pairs,
-    write,
 )
-
-
-def test_a_roberta_has_no_pair_head() -> None:
-    weights = weights_with_pairs(ROBERTA)
-    assert unsupported_heads(bert.ROBERTA, weights, ROBERTA) == ("pair_head",)
-    stored = to_hf(bert.ROBERTA, weights, ROBERTA)
-    assert_equal(from_hf(bert.ROBERTA, stored, ROBERTA, "file"), weights_of(ROBERTA))
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize("config", [BERT, ROBERTA], ids=["bert", "roberta"])
-def test_what_was_trained_in_causal_order_is_a_decoder(config: BertConfig, tmp_path: Path) -> None:
-    """transformers' BertLMHeadModel and RobertaForCausalLM compute the same as our model."""
-    weights = weights_of(config)
-    folder = write(tmp_path / "hf", config, weights, "causal")
-    twin, report = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"] and twin.config.is_decoder
-    model = BertForMaskedLM(config, ComputeConfig(attention="sdpa"))
-    model.load_state_dict(weights, strict=True)
-    ids = torch.randint(5, 64, (40,), generator=torch.Generator().manual_seed(0))
-    packed = lay_out(ids, [0, 15, 40], order="causal")
-    with torch.no_grad():
-        logits_TV = model.logits(model.eval().encode(packed), torch.arange(40))
-        for start, end in ((0, 15), (15, 40)):
-            theirs = twin.eval()(ids[None, start:end]).logits[0]
-            torch.testing.assert_close(theirs, logits_TV[start:end], atol=1e-5, rtol=0)
-    twin.save_pretrained(tmp_path / "theirs")
-    for each in (folder, tmp_path / "theirs"):
-        said = read(json.loads((each / "config.json").read_text()), "config.json")
-        assert said.model == config and said.order == "causal"
-        assert_equal(
-            from_hf(export_format(config, "causal"), load_file(each / "model.safetensors"), config, "file"), weights
-        )
 
 
 def test_roberta_counts_positions_from_its_tokenizers_pad() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,14 +24,6 @@ from tests.weights.formats.models import SAID, assert_equal, describe, randomize
 
 V2, V1, NARROW = (SAID[name] for name in ("deberta", "deberta v1", "deberta, narrow"))
 BOTH = pytest.mark.parametrize("config", [V2, V1, NARROW], ids=["v2", "v1", "narrow"])
-# config.json of microsoft/deberta-v3-base
-RELEASED: dict[str, Any] = {
-    "model_type": "deberta-v2", "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-    "hidden_size": 768, "initializer_range": 0.02, "intermediate_size": 3072, "max_position_embeddings": 512,
-    "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
-    "pos_att_type": "p2c|c2p", "layer_norm_eps": 1e-7, "max_relative_positions": -1, "position_biased_input": False,
-    "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 0, "vocab_size": 128100,
-}  # fmt: skip
 
 
 @torch.no_grad()
@@ -64,26 +55,6 @@ def test_the_names_of_released_files_are_read(config: DebertaConfig) -> None:
         released[name.replace("cls.predictions.bias", "lm_predictions.lm_head.bias")] = tensor
     assert "lm_predictions.lm_head.LayerNorm.weight" in released and "lm_predictions.lm_head.bias" in released
     assert_equal(from_hf(export_format(config, "all"), released, config, "file"), weights)
-
-
-def test_the_configs_of_released_models_are_read() -> None:
-    """V3-base has our defaults; also the other sizes, and the first base, with as many distances as positions."""
-    assert read(RELEASED, "file")[:4] == (DebertaConfig(), 512, "all", False)
-    small = {"num_hidden_layers": 6}
-    xsmall = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-    assert read(RELEASED | small, "file").model == DebertaConfig(num_layers=6)
-    assert read(RELEASED | xsmall, "file").model == DebertaConfig(hidden_size=384, num_heads=6, intermediate_size=1536)
-    first = {"model_type": "deberta", "vocab_size": 50265, "pos_att_type": "c2p|p2c"}
-    dropped = ("position_buckets", "norm_rel_ebd", "share_att_key")
-    raw = {key: value for key, value in (RELEASED | first).items() if key not in dropped}
-    assert read(raw, "file").model == DebertaConfig(version="v1", vocab_size=50265, buckets=512)
-
-
-def test_import_config_makes_a_run_of_a_released_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(RELEASED))
-    assert main(["init", "from", str(tmp_path / "config.json")]) == 0
-    ours = yaml.safe_load(capsys.readouterr().out)
-    assert DebertaConfig(**ours["model"]) == DebertaConfig() and ours["objective"] == {"name": "mlm"}
 
 
 def test_a_model_that_detects_replaced_tokens_is_continued_as_one(

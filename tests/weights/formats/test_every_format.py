@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,45 +11,62 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
+from modernbert_train.__main__ import main
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
     ComputeConfig,
+    DebertaConfig,
+    DistilBertConfig,
+    EsmConfig,
     MaskedLmConfig,
     ModelConfig,
-    ModernBertConfig,
     PermutationLmConfig,
     XLNetConfig,
 )
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
-from modernbert_train.weights.formats import export_format, read
+from modernbert_train.weights.formats import export_format, read, read_folder
 from modernbert_train.weights.formats.tensors import from_hf
+from modernbert_train.weights.hf_folder import load_weights
+from tests.support.encoders import ENCODERS, ESM, LLAMAS, MODERNBERT
 from tests.weights.formats.models import (
     ALBERT,
     BERT,
-    DEBERTA,
-    LONGEST,
     ROBERTA,
     SAID,
     UNSAID,
     XLNET,
     assert_equal,
     describe,
-    model_in,
     stored,
     weights_of,
     weights_with_pairs,
     write,
 )
 
-MODELS = SAID | UNSAID
+ORDERS: tuple[Order, ...] = ("all", "causal")
+CASES: dict[str, tuple[ModelConfig, Order]] = {
+    **{name: (config, "all") for name, config in (SAID | UNSAID).items()},
+    **{f"{name}, {order}": (config, order) for name, config in LLAMAS.items() for order in ORDERS},
+    **{f"modernbert, {order}": (MODERNBERT, order) for order in ORDERS},
+    "bert, causal": (BERT, "causal"),
+    "roberta, causal": (ROBERTA, "causal"),
+    "xlnet, causal": (XLNET, "causal"),
+    "xlnet, given": (XLNET, "given"),
+    "xlnet with the other gelu": (replace(XLNET, activation="gelu_tanh"), "all"),
+    "distilbert": (ENCODERS["distilbert"], "all"),
+    "esm": (ESM, "all"),
+    "esm, plain": (replace(ESM, token_dropout=False, rope_theta=500.0), "all"),
+}
 GROUP_0, GROUP_1 = (f"albert.encoder.albert_layer_groups.{group}.albert_layers.0." for group in range(2))
+BOUNDARIES = [0, 3, 40]  # the second is longer than local layers see
 
 
 def read_tensors(found: dict[str, Tensor], config: ModelConfig, where: str = "file") -> dict[str, Tensor]:
@@ -57,32 +74,39 @@ def read_tensors(found: dict[str, Tensor], config: ModelConfig, where: str = "fi
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", CASES)
 def test_transformers_loads_the_export_computes_the_same_and_gives_it_back(name: str, tmp_path: Path) -> None:
-    """Through the usual classes, without remote code; bit by bit through our file and through transformers'."""
-    config = MODELS[name]
+    """Through the usual classes, without remote code, each sequence alone; bit by bit through our file and through
+    transformers'."""
+    config, order = CASES[name]
     weights = weights_of(config)
-    folder = write(tmp_path / "hf", config, weights)
-    kind = transformers.AutoModelForCausalLM if name == "xlnet" else transformers.AutoModelForMaskedLM
-    twin, report = kind.from_pretrained(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
+    folder = write(tmp_path / "hf", config, weights, order)
+    (written,) = json.loads((folder / "config.json").read_text())["architectures"]
+    auto = transformers.AutoModelForMaskedLM if "MaskedLM" in written else transformers.AutoModelForCausalLM
+    twin, report = auto.from_pretrained(folder, output_loading_info=True)
+    assert type(twin).__name__ == written and not report["unexpected_keys"]
+    drawn = [key for key in report["missing_keys"] if "contact_head" not in key and "inv_freq" not in key]
+    assert drawn == [], "an ESM's head for contacts and its computed angles alone"
     no_pooler = {"add_pooling_layer": False} if isinstance(config, BertConfig | AlbertConfig) else {}
     encoder = transformers.AutoModel.from_pretrained(folder, **no_pooler).eval()
     model: Any = build_model(config, MaskedLmConfig(), ComputeConfig(attention="sdpa"))
     model.load_state_dict(weights, strict=True)
-    ids = torch.randint(5, 64, (LONGEST,), generator=torch.Generator().manual_seed(0))
+    ids_T = torch.randint(5, 64, (40,), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        hidden_TD = model.eval().encode(lay_out(ids, [0, LONGEST]))
-        torch.testing.assert_close(encoder(ids[None]).last_hidden_state[0], hidden_TD, atol=1e-5, rtol=0)
-        logits_TV = model.logits(hidden_TD, torch.arange(LONGEST))
-        torch.testing.assert_close(twin.eval()(ids[None]).logits[0], logits_TV, atol=1e-5, rtol=0)
+        packed = lay_out(ids_T, BOUNDARIES, order="causal" if order == "causal" else "all")
+        hidden_TD = model.eval().encode(packed)
+        logits_TV = model.logits(hidden_TD, torch.arange(40))
+        for start, end in itertools.pairwise(BOUNDARIES):
+            states, logits = encoder(ids_T[None, start:end])[0][0], twin.eval()(ids_T[None, start:end]).logits[0]
+            torch.testing.assert_close(states, hidden_TD[start:end], atol=3e-5, rtol=1e-5)
+            torch.testing.assert_close(logits, logits_TV[start:end], atol=3e-5, rtol=1e-5)
     twin.save_pretrained(tmp_path / "theirs")
     for each in (folder, tmp_path / "theirs"):
-        said: Any = model_in(json.loads((each / "config.json").read_text()))
+        found = read_folder(each)
         apart = {"sharing": "none", "groups": 1, "group_layers": 1}  # a config.json cannot describe sharing
-        assert said == (config if name in SAID else replace(config, **apart))  # type: ignore[arg-type]
-        assert said.stored == config.stored
-        assert_equal(read_tensors(load_file(each / "model.safetensors"), config), weights)
+        assert found.model == (replace(config, **apart) if name in UNSAID else config)  # type: ignore[arg-type]
+        assert found.order == order and found.model.stored == config.stored
+        assert_equal(load_weights(each, config), weights)
 
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 48}
@@ -127,22 +151,6 @@ def test_what_transformers_saves_comes_back_from_us_bit_by_bit(
     # an incomplete head is ignored: a masked-LM model may be stored with a pooler that it does not use
     half = {name: tensor for name, tensor in found.items() if "seq_relationship" not in name and "sop" not in name}
     assert_equal(read_tensors(half, config), alone)
-
-
-@pytest.mark.parametrize(
-    ("config", "classifier"),
-    [(BERT, "cls.seq_relationship"), (ALBERT, "sop_classifier.classifier")],
-    ids=["bert", "albert"],
-)
-def test_an_export_with_a_pair_head_is_the_model_for_pretraining(
-    config: ModelConfig, classifier: str, tmp_path: Path
-) -> None:
-    weights = weights_with_pairs(config)
-    folder = write(tmp_path / "hf", config, weights)
-    twin, report = transformers.AutoModelForPreTraining.from_pretrained(folder, output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"]
-    assert torch.equal(twin.get_parameter(f"{classifier}.weight"), weights["pair_head.classifier.weight"])
-    assert_equal(read_tensors(load_file(folder / "model.safetensors"), config), weights)
 
 
 @pytest.mark.parametrize(
@@ -210,87 +218,6 @@ def test_tensors_that_do_not_fit_are_named(
         read_tensors({name: tensor for name, tensor in found.items() if tensor is not None}, config, "weights.bin")
 
 
-@pytest.mark.parametrize(
-    ("config", "changes", "message"),
-    [
-        (BERT, {"model_type": "albert"}, "model_type='albert'"),
-        (BERT, {"architectures": None}, "architectures=None"),
-        (BERT, {"model_type": "roberta"}, "model_type='roberta', architectures="),
-        (BERT, {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
-        (ROBERTA, {"position_embedding_type": "relative_key_query"}, "position_embedding_type='relative_key_query'"),
-        (BERT, {"is_decoder": True}, "is_decoder=True"),
-        (BERT, {"tie_word_embeddings": False}, "tie_word_embeddings=False"),
-        (BERT, {"pruned_heads": {"0": [1]}}, "pruned_heads="),
-        (BERT, {"hidden_act": "relu"}, "hidden_act='relu'"),
-        (ROBERTA, {"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; this encoder only knows gelu"),
-        (BERT, {"hidden_size": "32"}, "hidden_size='32', not a whole number above 0"),
-        (BERT, {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000, not a whole number"),
-        (BERT, {"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
-        (BERT, {"hidden_dropout_prob": 1}, "hidden_dropout_prob=1, not a number from 0.0"),
-        (BERT, {"num_attention_heads": 3}, "hidden_size=32 is not a multiple of num_attention_heads=3"),
-        (ROBERTA, {"max_position_embeddings": 2}, "max_position_embeddings=2, not a whole number from 3"),
-        (ROBERTA, {"pad_token_id": -1}, "pad_token_id=-1"),
-        (ALBERT, {"architectures": ["AlbertForSequenceClassification"]}, "AlbertForSequenceClassification"),
-        (ALBERT, {"num_hidden_groups": 3}, "num_hidden_layers=4 is not a multiple of num_hidden_groups=3"),
-        (ALBERT, {"inner_group_num": 999}, "num_hidden_layers=4 times inner_group_num=999 is above 1,000"),
-        (XLNET, {"architectures": ["XLNetForSequenceClassification"]}, "only model_type=xlnet, architectures="),
-        (XLNET, {"untie_r": False}, "untie_r=False; this encoder only knows True"),
-        (XLNET, {"bi_data": True}, "bi_data=True"),
-        (XLNET, {"clamp_len": 400}, "clamp_len=400"),
-        (XLNET, {"attn_type": "both"}, "attn_type='both'; this encoder only knows bi, uni"),
-        (XLNET, {"d_model": 33}, "d_model=33 is not a multiple of n_head=4"),
-        (XLNET, {"d_head": 16}, "d_head=16; with d_model=32 and n_head=4 this encoder only knows 8"),
-        (
-            DEBERTA,
-            {"architectures": ["DebertaV2ForQuestionAnswering"]},
-            r"only model_type=deberta-v2, architectures=\['DebertaV2ForMaskedLM'\] or",
-        ),
-        (DEBERTA, {"conv_kernel_size": 3, "conv_act": "tanh"}, "conv_act='tanh', conv_groups=None; this encoder"),
-        (DEBERTA, {"share_att_key": False}, "share_att_key=False"),
-        (DEBERTA, {"norm_rel_ebd": None}, "norm_rel_ebd='none'"),
-        (DEBERTA, {"position_biased_input": None}, "position_biased_input=True"),
-        (DEBERTA, {"relative_attention": False}, "relative_attention=False"),
-        (DEBERTA, {"type_vocab_size": 2}, "type_vocab_size=2"),
-        (DEBERTA, {"pos_att_type": "c2p"}, "pos_att_type='c2p'; this encoder only knows both of c2p, p2c"),
-        (DEBERTA, {"position_buckets": None}, "position_buckets=-1, not a whole number from 2"),
-        (
-            DEBERTA,
-            {"position_buckets": 256, "max_relative_positions": 100},
-            r"max_distance=100 with model\.buckets=256",
-        ),
-        (DEBERTA, {"hidden_act": "relu"}, "hidden_act='relu'"),
-        (DEBERTA, {"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000"),
-        (
-            DEBERTA,
-            {"hidden_size": 33, "embedding_size": None},
-            "hidden_size=33 is not a multiple of num_attention_heads=4",
-        ),
-        (DEBERTA, {"attention_head_size": 16}, "attention_head_size=16"),
-    ],
-)
-def test_another_architecture_is_refused(config: ModelConfig, changes: dict[str, Any], message: str) -> None:
-    """Its weights might even load, with another meaning."""
-    with pytest.raises(DataError, match=f"^there: .*{message}"):
-        export_format(config, "all").read(describe(config) | changes, "there")
-
-
-WINDOWED = ModernBertConfig(vocab_size=64, hidden_size=32, num_layers=3, num_heads=2, intermediate_size=48)
-
-
-@pytest.mark.parametrize("odd", [None, [], "x", -1, float("nan"), 10**30], ids=repr)
-@pytest.mark.parametrize(
-    ("config", "order"),
-    [(BERT, "all"), (ROBERTA, "all"), (ALBERT, "all"), (XLNET, "all"), (DEBERTA, "all"), (WINDOWED, "causal")],
-    ids=["bert", "roberta", "albert", "xlnet", "deberta", "modernbert's decoder"],
-)
-def test_no_value_of_any_key_ends_in_a_traceback(config: ModelConfig, order: Order, odd: Any) -> None:
-    """Any value in a downloaded file is accepted or refused."""
-    described = describe(config, order)
-    for key in described:
-        with contextlib.suppress(DataError):
-            assert isinstance(export_format(config, order).read(described | {key: odd}, "there").model, type(config))
-
-
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 COMMON = {"hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, **BASE}
 OF_ALBERT = {
@@ -299,6 +226,12 @@ OF_ALBERT = {
     "down_scale_factor": 1, "type_vocab_size": 2, "max_position_embeddings": 512, "layer_norm_eps": 1e-12,
 }  # fmt: skip
 V2 = {"hidden_act": "gelu_new", "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+OF_V3 = {
+    **COMMON, "model_type": "deberta-v2", "initializer_range": 0.02, "max_position_embeddings": 512,
+    "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    "pos_att_type": "p2c|c2p", "layer_norm_eps": 1e-7, "max_relative_positions": -1, "position_biased_input": False,
+    "type_vocab_size": 0, "vocab_size": 128100,
+}  # fmt: skip
 RELEASED: dict[str, tuple[dict[str, Any], ModelConfig]] = {
     "bert-base-uncased": (
         {
@@ -327,23 +260,54 @@ RELEASED: dict[str, tuple[dict[str, Any], ModelConfig]] = {
         },
         XLNetConfig(),
     ),
-    # old files omit most keys; each class has its defaults
-    "bert that says nothing": ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, BertConfig()),
-    "roberta that says nothing": (
-        {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"]},
-        BertConfig(vocab_size=50265, max_positions=510, position_offset=2),
+    "distilbert-base-uncased": (
+        {
+            "activation": "gelu", "architectures": ["DistilBertForMaskedLM"], "attention_dropout": 0.1, "dim": 768,
+            "dropout": 0.1, "hidden_dim": 3072, "initializer_range": 0.02, "max_position_embeddings": 512,
+            "model_type": "distilbert", "n_heads": 12, "n_layers": 6, "pad_token_id": 0, "qa_dropout": 0.1,
+            "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": False, "tie_weights_": True, "vocab_size": 30522,
+        },
+        DistilBertConfig(),
     ),
-    "albert that says nothing": (
-        {"model_type": "albert", "architectures": ["AlbertForMaskedLM"]},
-        AlbertConfig(hidden_size=4096, num_heads=64, intermediate_size=16384),
+    "esm2_t6_8M_UR50D": (
+        {
+            "architectures": ["EsmForMaskedLM"], "attention_probs_dropout_prob": 0.0, "classifier_dropout": None,
+            "emb_layer_norm_before": False, "esmfold_config": None, "hidden_act": "gelu", "hidden_dropout_prob": 0.0,
+            "hidden_size": 320, "initializer_range": 0.02, "intermediate_size": 1280, "is_folding_model": False,
+            "layer_norm_eps": 1e-05, "mask_token_id": 32, "max_position_embeddings": 1026, "model_type": "esm",
+            "num_attention_heads": 20, "num_hidden_layers": 6, "pad_token_id": 1, "position_embedding_type": "rotary",
+            "token_dropout": True, "torch_dtype": "float32", "use_cache": True, "vocab_list": None, "vocab_size": 33,
+        },
+        EsmConfig(
+            vocab_size=33, hidden_size=320, num_layers=6, num_heads=20, intermediate_size=1280, mask_id=32,
+            token_dropout=True,
+        ),
+    ),
+    "deberta-v3-base": (OF_V3, DebertaConfig()),
+    "deberta-v3-small": (OF_V3 | {"num_hidden_layers": 6}, DebertaConfig(num_layers=6)),
+    "deberta-v3-xsmall": (
+        OF_V3 | {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536},
+        DebertaConfig(hidden_size=384, num_heads=6, intermediate_size=1536),
+    ),
+    "deberta-base": (  # as many distances as positions
+        {key: value for key, value in OF_V3.items() if key not in ("position_buckets", "norm_rel_ebd", "share_att_key")}
+        | {"model_type": "deberta", "vocab_size": 50265, "pos_att_type": "c2p|p2c"},
+        DebertaConfig(version="v1", vocab_size=50265, buckets=512),
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_configs_of_the_released_models_are_read(name: str) -> None:
+def test_configs_of_the_released_models_are_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As published, with keys of their time."""
     raw, expected = RELEASED[name]
     said = read(raw, "file")
-    assert said.model == expected
-    assert said.order == ("given" if isinstance(expected, XLNetConfig) else "all")
+    assert said.model == expected and not said.detects
+    permutes = isinstance(expected, XLNetConfig)
+    assert said.order == ("given" if permutes else "all")
+    assert said.max_tokens == (1026 if isinstance(expected, EsmConfig) else 512)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert main(["init", "from", str(tmp_path / "config.json")]) == 0
+    ours = yaml.safe_load(capsys.readouterr().out)
+    assert type(expected)(**ours["model"]) == expected
+    assert ours["objective"] == {"name": "permutation" if permutes else "mlm"}

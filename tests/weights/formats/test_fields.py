@@ -32,6 +32,7 @@ NO_EFFECT = {
 }  # fmt: skip
 COMMON = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
 KINDS = [kind for kind in FORMATS if kind != "neobert"]  # transformers lacks a class of NeoBERT
+FOLLOWED = {"num_hidden_layers"}  # a list of layers beside it is named when it does not fit
 SMALL = {
     "vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96,
     "max_position_embeddings": 130, "dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "d_model": 64,
@@ -97,7 +98,7 @@ def test_a_field_is_done_or_refused_by_name(kind: str) -> None:
     for name in fields_of(kind):
         for value in another(raw.get(name)):
             found = read(raw | {name: value})
-            if found == plain:
+            if found == plain or (isinstance(found, str) and name not in found and name not in FOLLOWED):
                 ignored.append(f"{name}={value}")
     assert ignored == []
 

@@ -1,6 +1,6 @@
 """Stand-ins for fine-tuning runs: processes that take no time, and end as BEHAVE says.
 
-python -m tests.evaluate.finetune.fake_runs finetune TASK --model MODEL ...   # the verb, with such runs
+python -m tests.support.fake_runs finetune TASK --model MODEL ...   # the verb, with such runs
 """
 
 from __future__ import annotations
@@ -32,17 +32,26 @@ def install() -> None:
 def _command(cell: Cell, out: Path) -> list[str]:
     """Return the command of a run whose result is known, so that it imports nothing heavy."""
     from modernbert_train.evaluate.finetune.task import asked, named_model, read_task
+    from modernbert_train.weights.names import weights_hash
 
     figures: dict[str, Any]
+    own = ["--model", cell.model, *cell.overrides, f"runs_folder={out}", f"name={cell.name}"]
+    if cell.module.endswith("submission"):
+        return [sys.executable, "-m", "tests.evaluate.finetune.fake_runs", "predicted", cell.task, *own]
+    if cell.module != "modernbert_train":
+        return [sys.executable, "-m", cell.module, cell.task, *own]
+    now = weights_hash(named_model(cell.model).source)
     if cell.verb != ("finetune",):  # retrieval
         figures = {cell.task: {name: figure_of(cell.name) for name in ("ndcg_at_10", "main_score")}}
         result = {"task": cell.task, "seed": None, "figures": figures, "settings": {}, "source": cell.model}
+        result["source_weights"] = now
     else:
         words = [*cell.overrides, f"runs_folder={out}", f"name={cell.name}", f"seed={cell.seed}"]
         task, rest = read_task(cell.task, words)
         figures = {metric: figure_of(cell.name) for metric in task.measured}
         result = {
             "task": Path(cell.task).stem, "source": cell.model, "seed": cell.seed, "weights": "scratch",
+            "source_weights": now,
             "figures": {split: figures | {"loss": 1.0, "num_texts": 9.0} for split in task.validation},
             "settings": {"kind": task.kind, "validation": task.validation, "metrics": task.metrics, "best": task.best},
             "counted": {"epoch": 1, "step": 4, "checkpoint": BEST},
@@ -55,6 +64,11 @@ def _command(cell: Cell, out: Path) -> list[str]:
 def figure_of(name: str) -> float:
     """Return the figure of a run."""
     return int(hashlib.sha256(name.encode()).hexdigest()[:4], 16) / 65536
+
+
+def starts(out: Path) -> dict[str, int]:
+    """Count the starts of each run."""
+    return {file.parent.name: len(file.read_text().splitlines()) for file in out.glob("*/starts")}
 
 
 def run(name: str, source: str, result: str) -> int:
@@ -80,13 +94,24 @@ def run(name: str, source: str, result: str) -> int:
         result = json.dumps(whole)
     if not Path(source).exists():
         return 74
-    splits = ("test", "test_matched", "test_mismatched", "ax-test")
-    lines = [json.dumps({"split": split, "prediction": None, "scores": None}) for split in splits]
-    if not (folder / "submission.jsonl").exists():
-        (folder / "submission.jsonl").write_text("\n".join(lines))
     (folder / "checkpoints" / BEST).mkdir(parents=True, exist_ok=True)
     (folder / "result.json").write_text(result)
     return 0
+
+
+def predicted() -> None:
+    """Act as the program of a submission, with predictions that a test has written into the run."""
+    from modernbert_train.config.tools.suite import SubmitConfig
+    from modernbert_train.evaluate.suite.cells import asked_of_module
+    from modernbert_train.evaluate.suite.submission import PREDICTIONS, write_submission
+
+    del sys.argv[1]
+    task, run, words, out = asked_of_module()
+    out.mkdir()
+    made = Path(run) / "submission.jsonl"
+    (out / PREDICTIONS).write_text(made.read_text() if made.exists() else "")
+    files = json.loads(words[0].removeprefix("submit="))
+    write_submission({name: SubmitConfig(**part) for name, part in files.items()}, task, Path(run), out)
 
 
 def _saved(folder: Path) -> NoReturn:
@@ -97,6 +122,8 @@ def _saved(folder: Path) -> NoReturn:
 if __name__ == "__main__":
     if sys.argv[1] == "run":
         sys.exit(run(*sys.argv[2:]))
+    if sys.argv[1] == "predicted":
+        sys.exit(predicted())
     install()
     from modernbert_train.__main__ import program
 
