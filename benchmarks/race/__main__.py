@@ -6,8 +6,8 @@
 
 OUT/results.jsonl gets a line for each finished run, whose folder is then removed; a run that was killed resumes from
 its checkpoint. The rest is below 100 MB, so OUT without OUT/data can be moved to another machine, where --text
-makes the same data. A run that diverges is a result. About four hours of two quiet cores with --jobs 2. What has been
-raced here is results.jsonl beside this file: copied into an empty OUT, the command runs only the rest.
+makes the same data. A run that diverges is a result. About four hours of two quiet cores with --jobs 2. Finished
+runs are in benchmarks/race/results.jsonl: with a copy of it in an empty OUT, the command runs only the others.
 """
 
 from __future__ import annotations

@@ -82,24 +82,24 @@ def table_of(protocol: Protocol, rows: Mapping[str, Row]) -> str:
         f"Protocol {protocol.sha256[:12]}, sealed {protocol.tree['sealed']}. Held-out loss in nats, 15 % predicted.",
         "",
     ]
-    lines += ["| size | arm | rate x | tokens | loss | seeds | against the reference | decision |", "| --- " * 8 + "|"]
     for size in protocol.sizes:
         losses = losses_of(rows, size)
         reference = losses.get(protocol.reference)
         if not reference:
             continue
+        lines += [f"| {size} | rate x | loss | seeds | difference | decision |", "| --- " * 6 + "|"]
         spread = pooled_deviation(list(losses.values()))
         base = statistics.fmean(reference)
         for arm, values in sorted(losses.items(), key=lambda each: statistics.fmean(each[1])):
             row = next(row for row in rows.values() if (row["size"], row["arm"]) == (size, arm) and counts(row))
-            mean, tokens = statistics.fmean(values), f"{row['tokens']:,}" if "tokens" in row else "none"
-            judgement = "the reference" if arm == protocol.reference else verdict(
+            mean = statistics.fmean(values)
+            judgement = "reference" if arm == protocol.reference else verdict(
                 mean, len(values), base, len(reference), spread, protocol.tree["standard_errors"])  # fmt: skip
-            lines.append(f"| {size} | {arm} | {row['multiple']:g} | {tokens} | {mean:.4f} | {len(values)} "
-                         f"| {mean - base:+.4f} | {judgement} |")  # fmt: skip
-        lines += ["", *_noise(protocol, rows, size, spread)]
+            lines.append(f"| {arm} | {row['multiple']:g} | {mean:.4f} | {len(values)} | {mean - base:+.4f} "
+                         f"| {judgement} |")  # fmt: skip
+        lines += ["", *_noise(protocol, rows, size, spread), ""]
     if finalists := finalists_of(protocol, rows):
-        lines += ["", f"Finalists: {', '.join(finalists)}."]
+        lines += [f"Finalists: {', '.join(finalists)}."]
     return "\n".join(lines) + "\n"
 
 

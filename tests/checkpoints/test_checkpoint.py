@@ -17,8 +17,9 @@ import torch
 import xxhash
 
 from modernbert_train.checkpoints import checkpoint, manifest
-from modernbert_train.checkpoints.checkpoint import clean, newest_valid, verify
+from modernbert_train.checkpoints.checkpoint import newest_valid, verify
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
+from modernbert_train.checkpoints.removal import clean
 from modernbert_train.checkpoints.verified import step_folders
 from modernbert_train.core.tensor_files import write_tensors
 from modernbert_train.errors import StorageError

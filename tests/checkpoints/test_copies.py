@@ -17,9 +17,9 @@ from typing import IO, Any
 import pytest
 
 from modernbert_train.checkpoints import copier
-from modernbert_train.checkpoints.checkpoint import clean
 from modernbert_train.checkpoints.copier import Copier, Order, follow
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash, read_manifest
+from modernbert_train.checkpoints.removal import clean
 from modernbert_train.checkpoints.replica import fetch_newest, refuse_fresh
 from modernbert_train.checkpoints.store import RECORD, Store, problem_of
 from modernbert_train.config.schema import RunConfig

@@ -29,7 +29,7 @@ Texts = list[dict[str, Any]]  # lines of `label_sidecar.read_texts`
 
 
 def column_keys(ids: str | None) -> str:
-    """Return the keys that name columns, for messages; that of ids only where a column with ids is read."""
+    """Return the keys that name columns, for messages; id_column only where it is read."""
     return "text_columns and label_column" if ids is None else "text_columns, label_column and id_column"
 
 
