@@ -89,7 +89,7 @@ def _of_sets(config: RetrievalConfig | MeasureConfig, what: str) -> list[str]:
 
 
 def _of_set(name: str, config: RetrievalConfig | MeasureConfig, key: str) -> Iterator[str]:
-    """Yield a line for missing data of a set. Raises ConfigError or DataError if a name is wrong or a folder lacks a file."""
+    """Yield a line for missing data. Raises ConfigError or DataError for a wrong name or an incomplete folder."""
     if (task := task_named(name, config)) is None:
         find_judgements(beir_folder(name, config.beir_folder), config.split, key)
         return
