@@ -12,9 +12,9 @@ from functools import cache
 from io import StringIO
 from typing import NamedTuple
 
+from benchmarks.published import FITTED
 from benchmarks.race.protocol import HERE, Protocol
 from benchmarks.race.table import picture_of, read_results, table_of
-from benchmarks.published import FITTED
 from modernbert_train.__main__ import main
 from modernbert_train.clock import VALIDATIONS
 from modernbert_train.config.load import load_run
