@@ -70,7 +70,7 @@ class Cell:
     module: str = "modernbert_train"
 
 
-Parts = dict[tuple[str, str], Cell]  # runs of a suite that are no cells of the table, by the model's label and the task
+Parts = dict[tuple[str, str], Cell]  # speeds and submissions, by the model's label and their name
 
 
 def read_failures(cells: Sequence[Cell], out: Path) -> Failures:
@@ -220,7 +220,7 @@ def _command(cell: Cell, out: Path) -> list[str]:
 
 
 def asked_of_module() -> tuple[str, str, list[str], Path]:
-    """Return the arguments of a run by another module: task, model, words, and the folder of its result."""
+    """Parse the command of a cell with another module: task, model, words, and the folder of its result."""
     task, _, model, *words, home, name = sys.argv[1:]
     return task, model, words, Path(home.partition("=")[2], name.partition("=")[2])
 

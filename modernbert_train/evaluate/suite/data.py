@@ -6,9 +6,10 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from modernbert_train.config.tools.finetune import TaskConfig
-from modernbert_train.config.tools.retrieval import MTEB, MeasureConfig, RetrievalConfig
+from modernbert_train.config.tools.retrieval import MTEB, EvaluateConfig, MeasureConfig, RetrievalConfig
 from modernbert_train.core.files import anything_as, errors_to
 from modernbert_train.core.installed import require
 from modernbert_train.data.read.hub import is_saved, open_dataset
@@ -29,11 +30,14 @@ def missing_data(plan: Plan) -> list[str]:
     for name, task in plan.suite.tasks.items():
         for choice in choices_of(task):
             config = plan.config_of(name, choice)
-            if isinstance(config, TaskConfig):
+            if task.finetune is not None:
+                texts = cast(TaskConfig, config)
                 submitted = {f"submit.{file}": part.split for file, part in task.submit.items()}
-                lines = _of_texts(config, splits_of(config) | submitted)
+                lines = _of_texts(texts, splits_of(texts) | submitted)
+            elif task.retrieval is not None:
+                lines = _of_recipe(cast(RetrievalConfig, config))
             else:
-                lines = _of_sets(config, task.what)
+                lines = _of_sets({"": task.what}, cast(MeasureConfig, config))
             for line in lines:
                 tasks.setdefault(line, {})[name] = None
     return [f"{', '.join(names)}: {line}" for line, names in tasks.items()]
@@ -73,13 +77,16 @@ def _is_cached(data: str, subset: str = "") -> bool:
     return any((each / subset).is_dir() for each in alike)
 
 
-def _of_sets(config: RetrievalConfig | MeasureConfig, what: str) -> list[str]:
-    lines, sets = list[str](), {"": what}
-    if isinstance(config, RetrievalConfig):
-        sets = {f"evaluate.{name}": each for name, each in config.evaluate.items()}
-        for index, name in enumerate(config.train):
-            with errors_to(lines.append, DataError):
-                list(pair_files(index, name, config))
+def _of_recipe(recipe: RetrievalConfig) -> list[str]:
+    lines = list[str]()
+    for index, name in enumerate(recipe.train):
+        with errors_to(lines.append, DataError):
+            list(pair_files(index, name, recipe))
+    return lines + _of_sets({f"evaluate.{name}": each for name, each in recipe.evaluate.items()}, recipe)
+
+
+def _of_sets(sets: dict[str, str], config: EvaluateConfig) -> list[str]:
+    lines = list[str]()
     for key, name in sets.items():
         with errors_to(lines.append, ConfigError, DataError):
             lines += _of_set(name, config, key)
@@ -88,8 +95,8 @@ def _of_sets(config: RetrievalConfig | MeasureConfig, what: str) -> list[str]:
     return lines
 
 
-def _of_set(name: str, config: RetrievalConfig | MeasureConfig, key: str) -> Iterator[str]:
-    """Yield a line for missing data. Raises ConfigError or DataError for a wrong name or an incomplete folder."""
+def _of_set(name: str, config: EvaluateConfig, key: str) -> Iterator[str]:
+    """Yield a line for a missing set. Raises ConfigError or DataError for a wrong name, or a folder without a file."""
     if (task := task_named(name, config)) is None:
         find_judgements(beir_folder(name, config.beir_folder), config.split, key)
         return

@@ -25,7 +25,7 @@ FOLDERS = {"submission": "to send to a test server", "adapters": "adapters, a fo
 
 
 def gather(plan: Plan) -> None:
-    """Gather the files of each task's best seed, and remove earlier ones.
+    """Gather the files of each task's best seed, and remove files of earlier runs.
 
     Raises:
         StorageError: an adapter is damaged, or the disk refuses it.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.finetune import TaskConfig
@@ -184,8 +184,7 @@ class Plan:
 
     def finetuned(self, name: str) -> TaskConfig | None:
         """Return the task that `finetune` trains, without its choices; None for retrieval."""
-        config = self.config_of(name, NO_CHOICE)
-        return config if isinstance(config, TaskConfig) else None
+        return None if self.suite.tasks[name].finetune is None else cast(TaskConfig, self.config_of(name, NO_CHOICE))
 
     def config_of(self, name: str, choice: Choice) -> TaskConfig | RetrievalConfig | MeasureConfig:
         """Return the task, the recipe or the keys of `retrieval evaluate`."""
