@@ -239,7 +239,7 @@ FAULTS = (
         "totals.clamp(min=1) / num_ranks()",
         "totals.clamp(min=1)",
         "gradients of the same size on any number of ranks",
-        ("tests/train/test_accumulation.py",),
+        ("tests/train/test_terms.py",),
     ),
     Fault(
         "term-count",
@@ -343,7 +343,7 @@ FAULTS = (
         '"""Note that a checkpoint of the current state was taken."""\n        self._last_saved = time.monotonic()',
         '"""Note that a checkpoint of the current state was taken."""',
         "speed: once checkpoint.interval_seconds have passed, each step writes a checkpoint",
-        ("tests/distributed/test_save_requests.py",),
+        ("tests/distributed/test_stop_signals.py",),
     ),
     Fault(
         "spike-window",
@@ -828,7 +828,7 @@ FAULTS = (
         "derive(seed, _DROPOUT, step)",
         "derive(seed, _DROPOUT)",
         "dropout: the same neurons in every step",
-        ("tests/train/test_keyed_dropout.py",),
+        ("tests/train/test_accumulation.py",),
     ),
     Fault(
         "z-loss-wire",
@@ -868,7 +868,7 @@ FAULTS = (
         "return sorted(found, key=found.__getitem__)",
         "return sorted(found, key=lambda path: path.stat().st_mtime)",
         "steps of training, after an older checkpoint was copied",
-        ("tests/checkpoints/test_removal.py",),
+        ("tests/checkpoints/test_checkpoint.py",),
     ),
     Fault(
         "deadline-of-nobody",
@@ -876,7 +876,7 @@ FAULTS = (
         "            watch.deadline = None\n            return item",
         "            return item",
         "a run whose evaluation takes longer than a batch may",
-        ("tests/data/test_idle_workers.py",),
+        ("tests/data/test_faults.py",),
     ),
     Fault(
         "bert-embedding-dropout",
@@ -924,7 +924,7 @@ FAULTS = (
         'if phase != self.memory["phase"]:',
         'if self.memory["phase"] is None:',
         "the first steps of a phase with another level of the loss, skipped as spikes",
-        ("tests/train/test_phase_of_losses.py",),
+        ("tests/train/test_verdict.py",),
     ),
     Fault(
         "removal-in-place",
@@ -932,7 +932,7 @@ FAULTS = (
         "            path.rename(aside)\n            shutil.rmtree(aside, ignore_errors=True)",
         "            shutil.rmtree(path, ignore_errors=True)",
         "half a checkpoint under its name, after a kill",
-        ("tests/checkpoints/test_removal.py",),
+        ("tests/checkpoints/test_checkpoint.py",),
     ),
     Fault(
         "block-given-out",
@@ -940,7 +940,7 @@ FAULTS = (
         "                cursor.look()",
         "                pass",
         "the batches of a mixture that began under an earlier version",
-        ("tests/data/test_place_of_a_stream.py",),
+        ("tests/data/test_planner.py",),
     ),
     Fault(
         "loss-in-bf16",
@@ -956,7 +956,7 @@ FAULTS = (
         "            self._record.flush()\n",
         "",
         "the curve of the steps before a kill",
-        ("tests/train/test_flushed_steps.py",),
+        ("tests/train/test_waits.py",),
     ),
     Fault(
         "weighed-by-predictions",

@@ -22,8 +22,8 @@ _BLOCK_BYTES = 1 << 18
 def text_in_packed(files: Sequence[Path], source: SourceConfig) -> float:
     """Return the bytes of text per byte of compressed files; 1 if they cannot be measured."""
     packed = text = 0
-    least, most = _BEGIN_BYTES
-    size = min(most, max(least, _ALL_BYTES // max(1, len(files))))
+    min_bytes, max_bytes = _BEGIN_BYTES
+    size = min(max_bytes, max(min_bytes, _ALL_BYTES // max(1, len(files))))
     for file in files:
         with suppress(OSError, EOFError, ValueError), tempfile.TemporaryDirectory() as folder:
             begin = Path(folder, f"begin{file.suffix}")

@@ -221,16 +221,16 @@ class _Kept(NamedTuple):
 
 def _reduced(pair: Pair, keys: PairTextsConfig) -> _Kept:
     """Leave out negatives that are the query or its positive, that are repeated, or that are too many."""
-    most = len(keys.negatives) if keys.max_negatives is None else keys.max_negatives
+    max_negatives = len(keys.negatives) if keys.max_negatives is None else keys.max_negatives
     own = pair.prefixes if keys.query_prefix_column or keys.document_prefix_column else ()
     key = text_hash("\0".join((*own, pair.query, pair.positive, *pair.negatives)))
     texts = [text for text in dict.fromkeys(pair.negatives) if text not in (pair.query, pair.positive)]
     scores = pair.scores
     if scores:
         scored = dict(zip(pair.negatives[::-1], scores[:0:-1], strict=True))  # the first of a repeated text
-        scores = (scores[0], *(scored[text] for text in texts[:most]))
-    reduced = pair._replace(negatives=tuple(texts[:most]), scores=scores)
-    return _Kept(reduced, key, len(pair.negatives) - len(texts), max(0, len(texts) - most))
+        scores = (scores[0], *(scored[text] for text in texts[:max_negatives]))
+    reduced = pair._replace(negatives=tuple(texts[:max_negatives]), scores=scores)
+    return _Kept(reduced, key, len(pair.negatives) - len(texts), max(0, len(texts) - max_negatives))
 
 
 class TokenisePairs(Step[PairsConfig]):
@@ -271,14 +271,14 @@ class TokenisePairs(Step[PairsConfig]):
 
     def _kept(self, rank: int, tally: Tally) -> Iterator[_Kept]:
         """Yield the rows that are of use; count the others."""
-        keys, most = self._config.pairs, self._config.max_characters
+        keys, max_characters = self._config.pairs, self._config.max_characters
         columns = Columns(keys.columns, unique=True)
         for span in self._work.spans(rank):
             counts = tally.source(span.source)
             counts.input_bytes["all"] += span.size
-            for row in read_rows(span, self._config.sources[span.source], columns, most):
+            for row in read_rows(span, self._config.sources[span.source], columns, max_characters):
                 counts.read += 1
-                item = take_pair(row, keys, most) if isinstance(row, Row) else row
+                item = take_pair(row, keys, max_characters) if isinstance(row, Row) else row
                 if isinstance(item, LeftOut):
                     counts.input_bytes["lost"] += span.size * item.rest
                     tally.leave_out(span.source, item, self._config.on_error)

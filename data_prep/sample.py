@@ -168,24 +168,24 @@ def look_at_text(paths: Sequence[str]) -> TextSample:
             too long for one document; names what was found.
     """
     passed_over: dict[str, Endings] = {}
-    found: dict[str, _Files] = {}
+    sources: dict[str, _Files] = {}
     for path in paths:
         for name, each in _sources_of(Path(path), passed_over).items():
-            found[_free_name(name, found)] = each
-    every = sum(each.bytes for each in found.values())
-    parts = {name: _sample_of(each, int(SAMPLE_BYTES * each.bytes / every)) for name, each in found.items()}
-    long = [each for source in found.values() for each in source.too_long]
+            sources[_free_name(name, sources)] = each
+    every = sum(each.bytes for each in sources.values())
+    parts = {name: _sample_of(each, int(SAMPLE_BYTES * each.bytes / every)) for name, each in sources.items()}
+    long = [each for source in sources.values() for each in source.too_long]
     _refuse_long(long, sum(part.text_bytes for part in parts.values()))
     left_out = [item for part in parts.values() for item in part.left_out]
     for name, part in parts.items():
         if not part.documents:  # such as the .json files of a program among its text
-            for file, size in found.pop(name).files:
+            for file, size in sources.pop(name).files:
                 _count(passed_over, file, size)
-    sample = _joined(found, {name: parts[name] for name in found}, passed_over, _ended(long))
+    sample = _joined(sources, {name: parts[name] for name in sources}, passed_over, _ended(long))
     if sample.text_bytes < MIN_BYTES:
-        seen = f"{size_text(sample.text_bytes)} of text in {shown(sample.taken)}" if found else "no text"
+        seen = f"{size_text(sample.text_bytes)} of text in {shown(sample.taken)}" if sources else "no text"
         others = f"; not read: {shown(passed_over)}" if passed_over else ""
-        why = f" ({left_out[0].id}: {left_out[0].detail})" if left_out and not found else ""
+        why = f" ({left_out[0].id}: {left_out[0].detail})" if left_out and not sources else ""
         raise DataError(
             f"{', '.join(paths)}: {seen}{others}{why}. A model needs {size_text(MIN_BYTES)} at least, and learns "
             f"little from less than some megabytes. {_READ}"
@@ -216,19 +216,19 @@ def _count(endings: dict[str, Endings], file: Path, size: int) -> None:
 
 
 def _ended(files: Sequence[tuple[Path, int]]) -> dict[str, Endings]:
-    found: dict[str, Endings] = {}
+    endings: dict[str, Endings] = {}
     for file, size in files:
-        _count(found, file, size)
-    return found
+        _count(endings, file, size)
+    return endings
 
 
 def shown(endings: Mapping[str, Endings]) -> str:
     """Describe counts of files for the user, the largest kind first."""
-    most = sorted(endings.items(), key=lambda item: -item[1].bytes)
+    by_size = sorted(endings.items(), key=lambda item: -item[1].bytes)
     texts = [
-        f"{each.files:,} {name}" + f" of {size_text(each.bytes)}" * bool(each.bytes) for name, each in most[:_SHOWN]
+        f"{each.files:,} {name}" + f" of {size_text(each.bytes)}" * bool(each.bytes) for name, each in by_size[:_SHOWN]
     ]
-    return ", ".join(texts + [f"{len(most) - _SHOWN} other kinds"] * (len(most) > _SHOWN))
+    return ", ".join(texts + [f"{len(by_size) - _SHOWN} other kinds"] * (len(by_size) > _SHOWN))
 
 
 def size_text(size: float) -> str:
@@ -257,13 +257,13 @@ def _sources_of(path: Path, passed_over: dict[str, Endings]) -> dict[str, _Files
             passed_over[what] = passed_over.get(what, Endings()).plus(0)
         elif (size := file_state(file)[0]) > 0:  # neither empty nor a dangling link
             by_ending.setdefault(what, []).append((file, size))
-    found: dict[str, _Files] = {}
+    sources: dict[str, _Files] = {}
     plain: list[str] = []
     for end, files in sorted(by_ending.items()):
         kind = _kind(files[0][0])
         if kind is not None:
             config = _config(kind, str(path), f"**/*{end}", max(files, key=lambda each: each[1])[0])
-            found[f"{_word(path.name)}_{_word(end)}"] = _files_of(config)
+            sources[f"{_word(path.name)}_{_word(end)}"] = _files_of(config)
         elif _PLAIN_END.fullmatch(end) and _is_text([file for file, _ in _even(files, _SNIFFED)]):
             plain.append(end)
         else:
@@ -271,8 +271,8 @@ def _sources_of(path: Path, passed_over: dict[str, Endings]) -> dict[str, _Files
                 _count(passed_over, file, size)
     if plain:
         names = f"{{{','.join(each[1:] for each in plain)}}}" if len(plain) > 1 else plain[0][1:]
-        found = {_word(path.name): _files_of(_config("text", str(path), f"**/*.{names}", None)), **found}
-    return found
+        sources = {_word(path.name): _files_of(_config("text", str(path), f"**/*.{names}", None)), **sources}
+    return sources
 
 
 def _refuse(error: OSError) -> None:
@@ -337,11 +337,11 @@ def _free_name(name: str, taken: Mapping[str, object]) -> str:
     return free
 
 
-def _even(files: Sequence[tuple[Path, int]], most: int) -> list[tuple[Path, int]]:
-    """Return at most `most` of the files, evenly spread."""
-    if len(files) <= most:
+def _even(files: Sequence[tuple[Path, int]], max_files: int) -> list[tuple[Path, int]]:
+    """Return at most `max_files` of the files, evenly spread."""
+    if len(files) <= max_files:
         return list(files)
-    return [files[int((number + 0.5) * len(files) / most)] for number in range(most)]
+    return [files[int((number + 0.5) * len(files) / max_files)] for number in range(max_files)]
 
 
 def _sample_of(source: _Files, budget: int) -> _Part:
@@ -373,7 +373,7 @@ def _sample_of(source: _Files, budget: int) -> _Part:
 
 
 def _joined(
-    found: Mapping[str, _Files],
+    sources: Mapping[str, _Files],
     parts: Mapping[str, _Part],
     passed_over: Mapping[str, Endings],
     too_long: Mapping[str, Endings],
@@ -385,8 +385,8 @@ def _joined(
         part.text_bytes * len(part.documents) / max(1, sum(map(_bytes, part.documents))) for part in parts.values()
     )
     return TextSample(
-        sources={name: each.config for name, each in found.items()},
-        taken=_ended([file for each in found.values() for file in each.files]),
+        sources={name: each.config for name, each in sources.items()},
+        taken=_ended([file for each in sources.values() for file in each.files]),
         passed_over=passed_over,
         too_long=too_long,
         text_bytes=sum(part.text_bytes for part in parts.values()),
@@ -410,9 +410,9 @@ def _of_file(file: Path, size: int, source: SourceConfig, budget: int) -> tuple[
         blocks = max(1, min(16, budget // _BLOCK_BYTES)) if size > 2 * _BLOCK_BYTES else 1
         length = min(size, _BLOCK_BYTES)
         begins = [number * (size - length) // max(1, blocks - 1) for number in range(blocks)]
-        found = [sample_lines(file, begin, length, source, columns_of(source)) for begin in begins]
-        every = [take_text(item, source) if isinstance(item, Row) else item for items, _ in found for item in items]
-        return every, sum(read for _, read in found)
+        samples = [sample_lines(file, begin, length, source, columns_of(source)) for begin in begins]
+        every = [take_text(item, source) if isinstance(item, Row) else item for items, _ in samples for item in items]
+        return every, sum(read for _, read in samples)
     items: list[Document | LeftOut] = []
     seen = 0
     for item in read_span(Span("sample", str(file), size=size), source, PrepareConfig.max_characters):

@@ -36,7 +36,7 @@ from modernbert_train.plan.recipe import (
     MAX_PASSES,
     MIN_BATCH_TOKENS,
     SIZES,
-    Asked,
+    RunRequest,
     Size,
     entries_for,
     power_of_two,
@@ -179,11 +179,11 @@ class Chooser:
         cores, whole = len(os.sched_getaffinity(0)), self._sample.text_bytes
         return (2 * whole / _READ_PER_SECOND + text_share * whole / self.facts(entries).bytes_per_second) / cores
 
-    def asked(self, size: Size, tokens: float, folder: str = "data/mine") -> Asked:
+    def request(self, size: Size, tokens: float, folder: str = "data/mine") -> RunRequest:
         """Return the recipe's input for a run of a size."""
         entries = self.entries(size)
         longest = int(self._sample.length(0.99) / self.facts(entries).bytes_per_token)
-        return Asked(
+        return RunRequest(
             "measured", size, round(tokens), entries, self._device.gpus, folder,
             longest=max(1, longest), tokenizer=self._tokenizer, bf16=self._device.bf16,
         )  # fmt: skip
@@ -194,21 +194,21 @@ class Chooser:
 
     def fits(self, size: Size) -> bool:
         """Return True if memory suffices: of a GPU by `plan`, of this machine for weights and optimizer state."""
-        device, asked = self._device, self.asked(size, _NOMINAL_TOKENS)
+        device, request = self._device, self.request(size, _NOMINAL_TOKENS)
         if not device.gpus:
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            return _MEMORY_PER_PARAMETER * size.parameters(asked.entries) < memory
+            return _MEMORY_PER_PARAMETER * size.parameters(request.entries) < memory
         gpu = GPUS[device.kind]
-        with _loaded(asked) as config:
+        with _loaded(request) as config:
             return not list(too_large(on_gpu(config, gpu, device.gpus), gpu, device.gpus))
 
     def predicted(self, size: Size) -> float | None:
         """Return tokens a second on GPUs; None if the model does not fit."""
         if not self.fits(size):
             return None
-        asked, device = self.asked(size, 1000 * size.batch_tokens), self._device
-        with _loaded(asked) as config:
-            plan = make_plan(config, device.gpus, self.median(asked.entries))
+        request, device = self.request(size, 1000 * size.batch_tokens), self._device
+        with _loaded(request) as config:
+            plan = make_plan(config, device.gpus, self.median(request.entries))
             bill = bill_of(plan.on(device.kind), device.kind, {})
         return plan.tokens / bill.between[1]
 
@@ -278,28 +278,28 @@ def _of_hours(chooser: Chooser, device: Device, hours: float, speed: Speed) -> C
 
 
 def _chosen(chooser: Chooser, size: Size, tokens: int, speed: float | None) -> Chosen:
-    asked = chooser.asked(size, tokens)
-    assert asked.longest is not None
-    share = chooser.text_share(asked.entries, tokens)
+    request = chooser.request(size, tokens)
+    assert request.longest is not None
+    share = chooser.text_share(request.entries, tokens)
     return Chosen(
         size=size,
-        entries=asked.entries,
+        entries=request.entries,
         tokens=tokens,
-        text_tokens=share * chooser.text_tokens(asked.entries),
-        unigram_loss=chooser.facts(asked.entries).unigram_loss,
-        bytes_per_token=chooser.facts(asked.entries).bytes_per_token,
-        longest=asked.longest,
+        text_tokens=share * chooser.text_tokens(request.entries),
+        unigram_loss=chooser.facts(request.entries).unigram_loss,
+        bytes_per_token=chooser.facts(request.entries).bytes_per_token,
+        longest=request.longest,
         speed=speed,
         text_share=share,
-        prepare_seconds=chooser.prepare_seconds(asked.entries, share),
+        prepare_seconds=chooser.prepare_seconds(request.entries, share),
     )
 
 
 @contextmanager
-def _loaded(asked: Asked) -> Iterator[RunConfig]:
+def _loaded(request: RunRequest) -> Iterator[RunConfig]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.yaml"
-        file.write_text(run_yaml(asked), encoding="utf-8")
+        file.write_text(run_yaml(request), encoding="utf-8")
         yield load_run([file])
 
 
@@ -313,7 +313,7 @@ def _speeds(chooser: Chooser, device: Device, names: list[str]) -> Iterator[Spee
         files = []
         for name in names:
             file = Path(folder) / f"{name}.yaml"
-            file.write_text(run_yaml(chooser.asked(SIZES[name], _NOMINAL_TOKENS)), encoding="utf-8")
+            file.write_text(run_yaml(chooser.request(SIZES[name], _NOMINAL_TOKENS)), encoding="utf-8")
             files.append(str(file))
         median = chooser.median(chooser.entries(SIZES[names[0]]))
         module = "modernbert_train.train.measure_speed"

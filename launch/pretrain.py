@@ -51,7 +51,7 @@ from modernbert_train.plan.answer import answer
 from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.plan.recipe import MAX_PASSES, SIZES, Asked, run_yaml
+from modernbert_train.plan.recipe import MAX_PASSES, SIZES, RunRequest, run_yaml
 from modernbert_train.report.listing import last_entries
 
 MIN_DOCUMENTS = 20
@@ -386,12 +386,12 @@ def _write(
     words = [json.dumps(text) if " " in text else text for text in question["text"]]
     words += [f"--{key} {value:g}" if key == "hours" else f"--{key} {value}"
               for key, value in question.items() if key != "text" and value is not None]  # fmt: skip
-    asked = Asked(
+    request = RunRequest(
         place.name, chosen.size, chosen.tokens, chosen.entries, device.gpus, str(place.dataset), str(place.runs),
         chosen.text_tokens, chosen.longest, question["tokenizer"],
         head=(f"Written by `{TYPED} pretrain {' '.join(words)}`; change it as you like.",), bf16=device.bf16,
     )  # fmt: skip
-    body = run_yaml(asked)
+    body = run_yaml(request)
     record = {
         "question": question, "digest": digest, "body": _sha(body), "speed": chosen.speed,
         "text_tokens": chosen.text_tokens, "unigram_loss": chosen.unigram_loss,

@@ -162,11 +162,11 @@ def role_tokens(path: str | Path) -> dict[str, str]:
     Raises:
         DataError: there is no tokenizer.json, or it is damaged.
     """
-    found = partial_roles(path)
-    if any(role not in found for role in NEEDED):
+    roles = partial_roles(path)
+    if any(role not in roles for role in NEEDED):
         ids = token_ids(path)
-        found = {role: text for role, text in CONVENTION.items() if text in ids}
-    return found
+        roles = {role: text for role, text in CONVENTION.items() if text in ids}
+    return roles
 
 
 def partial_roles(path: str | Path) -> dict[str, str]:
@@ -176,14 +176,14 @@ def partial_roles(path: str | Path) -> dict[str, str]:
     sidecars = [file.parent / name for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)] if file.name == TOKENIZER else []
     named = [read_once(each, _named_tokens) for each in sidecars if each.is_file()]
     ends = dict(zip(("cls", "sep"), parsed.ends, strict=True))
-    found = {}
+    roles = {}
     for role, ours in CONVENTION.items():
         candidates = [each.get(f"{role}_token", "") for each in named]
         candidates += [ends.get(role, ""), ours, *(each.get(_DECODERS_NAMES.get(role, ""), "") for each in named)]
         text = next((each for each in candidates if each and each in parsed.ids), None)
         if text is not None:
-            found[role] = text
-    return found
+            roles[role] = text
+    return roles
 
 
 def _file(path: str | Path) -> Path:
@@ -203,8 +203,8 @@ def _named_tokens(path: Path) -> dict[str, str]:
         content = read_json(path)
     if not isinstance(content, dict):
         raise DataError(f"{path}: not a JSON object. Restore it from a copy.")
-    found = {key: each.get("content") if isinstance(each, dict) else each for key, each in content.items()}
-    return {key: text for key, text in found.items() if key.endswith("_token") and isinstance(text, str)}
+    tokens = {key: each.get("content") if isinstance(each, dict) else each for key, each in content.items()}
+    return {key: text for key, text in tokens.items() if key.endswith("_token") and isinstance(text, str)}
 
 
 def token_ids(folder: str | Path) -> Mapping[str, int]:
@@ -231,14 +231,14 @@ def open_tokenizer(folder: str | Path, *, spell_special: bool = True) -> Tokeniz
 
     file = Path(folder) / TOKENIZER
     with anything_as(DataError, f"{file}: cannot be loaded", "Give a tokenizer.json of the tokenizers library."):
-        found = Tokenizer.from_file(str(file))
-    _refuse_growth(file, found.normalizer)
-    found.encode_special_tokens = spell_special
-    found.no_truncation()
-    found.no_padding()
-    if getattr(found.model, "dropout", None):
-        found.model.dropout = None  # the same text gives the same tokens
-    return found
+        tokenizer = Tokenizer.from_file(str(file))
+    _refuse_growth(file, tokenizer.normalizer)
+    tokenizer.encode_special_tokens = spell_special
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None  # the same text gives the same tokens
+    return tokenizer
 
 
 def _refuse_growth(file: Path, normalizer: Any) -> None:
@@ -259,8 +259,8 @@ def tokenizer_sha256(folder: str | Path) -> str:
 
 def special_tokens(folder: str | Path) -> frozenset[str]:
     """Return the tokens that no text produces: special ones and [unused...]. Raises DataError as `token_ids`."""
-    found = _parsed(folder)
-    return frozenset(text for text in found.ids if _is_reserved(text, found.added))
+    parsed = _parsed(folder)
+    return frozenset(text for text in parsed.ids if _is_reserved(text, parsed.added))
 
 
 def added_tokens(folder: str | Path) -> frozenset[str]:
@@ -288,10 +288,10 @@ def _words(path: Path) -> _Words:
     ends = [i for text, i in ids.items() if text.rstrip(_CLOSING).endswith(_SENTENCE_ENDS)]
     further = [i for text, i in ids.items() for _ in _GAPS.findall(text)]
     kinds = ({*parsed.ids.values()} - reserved, ends, _inside_words(ids), further)
-    found = _Words(*(np.array(sorted(each), dtype=np.int64) for each in kinds))
-    for shared in found:
+    words = _Words(*(np.array(sorted(each), dtype=np.int64) for each in kinds))
+    for shared in words:
         shared.setflags(write=False)
-    return found
+    return words
 
 
 def _inside_words(ids: Mapping[str, int]) -> set[int]:
@@ -344,8 +344,8 @@ def _ends(post_processor: Mapping[str, Any]) -> tuple[str, str]:
     """Return the tokens before and after a single text, if there is one of each; see `_segments_of_pairs`."""
     kind = post_processor.get("type")
     if kind == "Sequence":
-        found = [ends for each in post_processor["processors"] if any(ends := _ends(each))]
-        return found[0] if found else ("", "")
+        ends_of_parts = [ends for each in post_processor["processors"] if any(ends := _ends(each))]
+        return ends_of_parts[0] if ends_of_parts else ("", "")
     if kind in ("BertProcessing", "RobertaProcessing"):
         return str(post_processor["cls"][0]), str(post_processor["sep"][0])
     if kind != "TemplateProcessing":

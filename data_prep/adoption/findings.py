@@ -60,10 +60,10 @@ class Findings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Findings:
-        found = cls(**content)
+        findings = cls(**content)
         for name in ("first", "last", "removed"):
-            setattr(found, name, Counter({int(key): count for key, count in content[name].items()}))
-        return found
+            setattr(findings, name, Counter({int(key): count for key, count in content[name].items()}))
+        return findings
 
 
 class Counting:
@@ -105,7 +105,7 @@ class Counting:
         Raises:
             DataError: an id is not in the vocabulary; names it.
         """
-        found = self.findings
+        findings = self.findings
         if len(ids):
             for id in (int(ids.min()), int(ids.max())):
                 if not 0 <= id < len(self.counts):
@@ -113,16 +113,16 @@ class Counting:
                         f"{place}: document {number} holds token id {id}, the tokenizer has {len(self.counts)} "
                         "entries. The ids belong to another tokenizer; name theirs with --tokenizer."
                     )
-            for counter, id in ((found.first, int(ids[0])), (found.last, int(ids[-1]))):
+            for counter, id in ((findings.first, int(ids[0])), (findings.last, int(ids[-1]))):
                 if id in self._special:
                     counter[id] += 1
         start, end = ends_of(ids, self._special)
         left = ids[start:end]
         self._ends += [each for each in (ids[:start], ids[end:]) if len(each)]
         self.lengths.append(len(left))
-        found.documents += 1
-        found.tokens += len(left)
-        found.empty += not len(left)
+        findings.documents += 1
+        findings.tokens += len(left)
+        findings.empty += not len(left)
         if len(left):
             self._waiting.append(left)
             self._tokens += len(left)
@@ -147,28 +147,28 @@ class Counting:
         self._waiting = []
 
 
-def describe(found: Findings, counts: NDArray[np.int64], names: Mapping[int, str]) -> Iterator[str]:
+def describe(findings: Findings, counts: NDArray[np.int64], names: Mapping[int, str]) -> Iterator[str]:
     """Yield the findings, line by line.
 
     Args:
-        found: of the whole dataset.
+        findings: of the whole dataset.
         counts: occurrences of each id within documents.
         names: of the special tokens.
     """
-    yield f"{plural(found.documents, 'document')}, {plural(found.tokens, 'token')}"
-    if found.empty:
-        yield f"{plural(found.empty, 'document')} of them hold only special tokens, and are never drawn"
-    for words, counter in (("begin", found.first), ("end", found.last)):
+    yield f"{plural(findings.documents, 'document')}, {plural(findings.tokens, 'token')}"
+    if findings.empty:
+        yield f"{plural(findings.empty, 'document')} of them hold only special tokens, and are never drawn"
+    for words, counter in (("begin", findings.first), ("end", findings.last)):
         for id, number in counter.most_common():
-            share = number / found.documents
+            share = number / findings.documents
             yield f"{share:.1%} of the documents {words} with {names[id]} ({id}): removed, the loader adds its own"
-    if found.removed:
-        yield f"removed in all: {', '.join(f'{number:,} {names[id]}' for id, number in found.removed.most_common())}"
+    if findings.removed:
+        yield f"removed in all: {', '.join(f'{number:,} {names[id]}' for id, number in findings.removed.most_common())}"
     else:
         yield "no special tokens at the ends of documents: the loader adds them"
-    if found.joined:
+    if findings.joined:
         shown = ", ".join(f"{names[id]} ({id}) {int(counts[id]):,} times" for id in names if counts[id])
         yield (
-            f"concatenated: {found.joined / found.documents:.1%} of the documents have special tokens in their middle "
-            f"({shown}), as if several documents were joined; these stay, and a text attends to its neighbour"
+            f"concatenated: {findings.joined / findings.documents:.1%} of the documents have special tokens in their "
+            f"middle ({shown}), as if several documents were joined; these stay, and a text attends to its neighbour"
         )

@@ -87,10 +87,10 @@ def find_layout(root: str, column: str | None, dtype: str | None) -> Layout:
         folder = Path(root).resolve()
         if not folder.is_dir():
             raise DataError(f"{root}: no such folder. Correct the path.")
-        root, found = str(folder), sorted(_indexes(folder))
-        _require_complete(folder, found)
-        entries = [entry for index in found for entry in _local_entries(folder, index)]
-        indexes = len(found)
+        root, index_files = str(folder), sorted(_indexes(folder))
+        _require_complete(folder, index_files)
+        entries = [entry for index in index_files for entry in _local_entries(folder, index)]
+        indexes = len(index_files)
         notes += _unnamed(folder, entries)
     if not entries:
         raise DataError(f"{root}: its index lists no shards. Write the dataset again.")
@@ -178,16 +178,16 @@ def _local_entries(root: Path, index: Path) -> Iterator[Entry]:
     looked_at = set()
     for entry in _read_entries(index, str(index)):
         number += 1
-        found = _present(entry, index.parent)
-        if found is None:
+        present = _present(entry, index.parent)
+        if present is None:
             missing.append(stored(entry)["basename"])
         else:
-            home = (index.parent / stored(found)["basename"]).parent
+            home = (index.parent / stored(present)["basename"]).parent
             if home not in looked_at:
                 require_own_file(home, root)
                 require_own_files(home)
                 looked_at.add(home)
-            yield _moved(found, str(below), shared)
+            yield _moved(present, str(below), shared)
     if missing:
         raise DataError(
             f"{index}: names {plural(len(missing), 'file')} of {number:,} that {'is' if len(missing) == 1 else 'are'} "
@@ -281,20 +281,20 @@ def _columns(entry: Entry) -> dict[str, str]:
 
 def _same_encoding(root: str, entries: Sequence[Entry], column: str) -> str:
     """Return the encoding of the ids; it must be the same in all shards."""
-    found: dict[str, str] = {}  # encoding -> the first shard of it
+    shard_of: dict[str, str] = {}  # encoding -> the first shard of it
     for entry in entries:
         columns, place = _columns(entry), stored(entry)["basename"]
         if column not in columns:
             raise DataError(
                 f"{root}/{place}: no column {column!r} among {', '.join(columns)}, which other shards have. {_APART}"
             )
-        found.setdefault(columns[column], place)
-    return the_only(root, f"column {column}", found)
+        shard_of.setdefault(columns[column], place)
+    return the_only(root, f"column {column}", shard_of)
 
 
-def the_only(root: str, what: str, found: Mapping[str, str]) -> str:
-    """Return the only key of `found`, which maps values to places. Raises DataError if there are several."""
-    if len(found) > 1:
-        shown = ", ".join(f"{each} in {place}" for each, place in found.items())
+def the_only(root: str, what: str, places: Mapping[str, str]) -> str:
+    """Return the only key of `places`, which maps values to places. Raises DataError if there are several."""
+    if len(places) > 1:
+        shown = ", ".join(f"{each} in {place}" for each, place in places.items())
         raise DataError(f"{root}: {what} is {shown}; different programs wrote them. {_APART}")
-    return next(iter(found))
+    return next(iter(places))

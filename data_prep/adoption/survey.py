@@ -123,14 +123,14 @@ class Survey:
         found.hashed += not has_hash
         if not has_hash:
             stored(entry)["hashes"] = {_HASH: hash_of(_HASH, data)}
-        dtypes, sample, place = set(), [], self.name(entry)
+        dtypes, sample, origin = set(), [], self.name(entry)
         looked_at = spread(entry["samples"], DOCUMENTS)
         for number, ids in enumerate(self._documents(entry, data)):
             dtypes.add(ids.dtype)
             if number in looked_at:
                 sample.append(ids[:_BEGINNING])
-            counting.take(ids, place, number)
-        self.fit.require(place, sample)
+            counting.take(ids, origin, number)
+        self.fit.require(origin, sample)
         for dtype in dtypes:
             found.add_dtype(os.path.dirname(stored(entry)["basename"]), dtype)
 

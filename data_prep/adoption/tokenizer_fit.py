@@ -243,6 +243,6 @@ def require_fit(sample: Sample, source: str, folder: str, anyway: bool) -> None:
         )
 
 
-def spread(number: int, most: int) -> list[int]:
-    """Return at most `most` of the numbers below `number`, evenly spread."""
-    return sorted({*np.linspace(0, number - 1, min(number, most)).astype(int).tolist()})
+def spread(number: int, max_count: int) -> list[int]:
+    """Return at most `max_count` of the numbers below `number`, evenly spread."""
+    return sorted({*np.linspace(0, number - 1, min(number, max_count)).astype(int).tolist()})

@@ -42,8 +42,8 @@ def damaged_sources(config: DatasetConfig, tally: Tally) -> Iterator[tuple[str, 
     """Yield the sources that have lost too much, each with its dropped documents and the probable mistake."""
     for name, source in config.sources.items():
         counts = tally.sources.get(name, SourceTally())
-        most = config.max_left_out if source.max_left_out is None else source.max_left_out
-        if (lost := _lost(counts, most)) is None:
+        max_share = config.max_left_out if source.max_left_out is None else source.max_left_out
+        if (lost := _lost(counts, max_share)) is None:
             continue
         reasons = Counter(counts.dropped).most_common()
         why = "; ".join(
@@ -54,9 +54,9 @@ def damaged_sources(config: DatasetConfig, tally: Tally) -> Iterator[tuple[str, 
         yield name, f"{lost}{f' ({why})' if why else ''}.", " ".join(advice) or "Correct the path, or the files."
 
 
-def _lost(counts: SourceTally, most: float) -> str | None:
+def _lost(counts: SourceTally, max_share: float) -> str | None:
     """Describe excessive damage; None if it is acceptable."""
-    if most >= 1:
+    if max_share >= 1:
         return None
     if not counts.read:
         return "it holds no document"
@@ -65,13 +65,13 @@ def _lost(counts: SourceTally, most: float) -> str | None:
     lost = counts.damaged.total() - counts.damaged[NO_ROWS]
     if counts.damaged[NO_ROWS] > _MOST_EMPTY * counts.read:
         lost = counts.damaged.total()
-    if lost > most * counts.read:
-        return f"{lost:,} of {counts.read:,} documents cannot be used, more than max_left_out={most:g} of them"
+    if lost > max_share * counts.read:
+        return f"{lost:,} of {counts.read:,} documents cannot be used, more than max_left_out={max_share:g} of them"
     size, missing = counts.input_bytes["all"], counts.input_bytes["lost"]
-    if missing > most * size:
+    if missing > max_share * size:
         return (
             f"{missing / size:.1%} of its {size:,} bytes are in files that cannot be read to the end, more than "
-            f"max_left_out={most:g} of them"
+            f"max_left_out={max_share:g} of them"
         )
     return None
 

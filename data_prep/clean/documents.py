@@ -236,10 +236,10 @@ def require_documents(config: PrepareConfig, tally: Tally) -> None:
 def _shares_that_work(tally: Tally) -> str:
     """Return the usable range of validation_share: documents are drawn by hash, so a few may need an unusual share."""
     lowest, highest = tally.draws or [0.0, 0.0]
-    least, most = (floor(lowest * _SHARES) + 1) / _SHARES, floor(highest * _SHARES) / _SHARES
-    if least > most:
+    low, high = (floor(lowest * _SHARES) + 1) / _SHARES, floor(highest * _SHARES) / _SHARES
+    if low > high:
         return "No share gives both splits a document."
-    return f"With these documents a validation_share from {least:g} to {most:g} gives both splits one."
+    return f"With these documents a validation_share from {low:g} to {high:g} gives both splits one."
 
 
 def _empty_stream(config: PrepareConfig, tally: Tally, split: str) -> str:

@@ -19,8 +19,8 @@ _WRITE_BYTES = 1 << 24  # buffered before files are opened to write them
 
 def records_at_once(files: int, record_bytes: int) -> int:
     """Return the number of records per read of a file, so that a merge of many files stays within its memory."""
-    fewest, most = _RECORDS
-    return min(most, max(fewest, _READ_BYTES // (max(1, files) * record_bytes)))
+    fewest, max_records = _RECORDS
+    return min(max_records, max(fewest, _READ_BYTES // (max(1, files) * record_bytes)))
 
 
 class FewFiles(DataFolder):

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,21 +31,13 @@ from modernbert_train.checkpoints.manifest import (
     FileHash,
     Manifest,
     Slices,
-    kept_steps,
-    read_manifest,
     step_folders,
     step_name,
     step_of,
 )
+from modernbert_train.checkpoints.removal import remove_partial
 from modernbert_train.checkpoints.saved_state import SavedState
-from modernbert_train.checkpoints.verified import (
-    PARTIAL,
-    checked,
-    newest_of,
-    partial_folders,
-    print_choice,
-    verify_files,
-)
+from modernbert_train.checkpoints.verified import PARTIAL, checked, newest_of, print_choice, verify_files
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import os_errors_as, publish, saying
 from modernbert_train.core.tensor_files import StoredTensors, read_shapes, write_hashed
@@ -116,8 +108,8 @@ class Checkpoint:
             return dict(stored)
 
     def _reading(self) -> AbstractContextManager[None]:
-        what, remedy = "damaged since it was opened", "The same command finds the newest checkpoint that is whole."
-        return os_errors_as(StorageError, f"{self.folder}: {what}", remedy, ValueError)
+        problem, remedy = "damaged since it was opened", "The same command finds the newest checkpoint that is whole."
+        return os_errors_as(StorageError, f"{self.folder}: {problem}", remedy, ValueError)
 
 
 @dataclass(frozen=True)
@@ -180,7 +172,7 @@ def begin(final: Path, needed: int) -> Path:
     """
     with storage_errors(final):
         final.parent.mkdir(parents=True, exist_ok=True)
-        _remove_partial(final.parent)
+        remove_partial(final.parent)
         free = shutil.disk_usage(final.parent).free
         if free < needed:
             raise StorageError(
@@ -210,7 +202,8 @@ def write_part(staging: Path, share: Share, progress: Callable[[], object] = lam
     )
     return Part(
         files={
-            name: FileHash(found.bytes, found.xxh3_128) for name, found in zip(names, (weights, optimizer), strict=True)
+            name: FileHash(written.bytes, written.xxh3_128)
+            for name, written in zip(names, (weights, optimizer), strict=True)
         },
         weights={names[0]: dict(share.weight_slices)},
         optimizer={names[1]: dict(share.optimizer_slices)},
@@ -246,14 +239,14 @@ def finish(
     """
     (staging / STATE).write_text(state, encoding="utf-8")
     (staging / CONFIG_YAML).write_text(config_yaml, encoding="utf-8")
-    files = {name: found for part in parts for name, found in part.files.items()}
+    files = {name: file_hash for part in parts for name, file_hash in part.files.items()}
     files |= {name: FileHash.of(staging / name) for name in (STATE, CONFIG_YAML)}
     weights = {name: slices for part in parts for name, slices in part.weights.items()}
     optimizer = {name: slices for part in parts for name, slices in part.optimizer.items()}
     manifest = Manifest(step_of(final), phase_end, milestone, files, weights, optimizer, SCHEMA)
     manifest.write(staging)
-    publish(staging, final)  # an existing folder was damaged and passed over by resuming; prune removes it
-    return sum(found.bytes for found in files.values())
+    publish(staging, final)  # an existing folder was damaged, and is moved aside; `clean` removes it
+    return sum(file_hash.bytes for file_hash in files.values())
 
 
 def commit(
@@ -303,13 +296,13 @@ def verify(folder: Path) -> Checkpoint:
     Raises:
         StorageError: names the file and the problem.
     """
-    found = verify_files(folder)
-    manifest, config = found.manifest, found.config
+    verified = verify_files(folder)
+    manifest, config = verified.manifest, verified.config
     weights = _shapes(folder, manifest.weights, floating=True)
     moments = _shapes(folder, manifest.optimizer, floating=False)
     weights_file, optimizer_file = (folder / next(iter(files)) for files in (manifest.weights, manifest.optimizer))
     _check_shapes(weights_file, optimizer_file, config, weights, moments)
-    return Checkpoint(folder, found.state, config, manifest.phase_end, manifest.weights, manifest.optimizer)
+    return Checkpoint(folder, verified.state, config, manifest.phase_end, manifest.weights, manifest.optimizer)
 
 
 def _shapes(folder: Path, files: Slices, *, floating: bool) -> Shapes:
@@ -363,40 +356,8 @@ def newest_checkpoint(run: str | Path) -> Checkpoint:
         StorageError: no checkpoint exists.
     """
     folder = Path(run) / "checkpoints"
-    found, passed_over = newest_valid(folder)
-    if found is None:
+    newest, passed_over = newest_valid(folder)
+    if newest is None:
         raise StorageError(f"{folder}: no checkpoint yet. Train the run first.")
-    print_choice(found, passed_over)
-    return found
-
-
-def clean(folder: Path, keep: int) -> None:
-    """Remove remains of crashed writes, and all but the newest `keep` checkpoints, ends of phases and milestones.
-
-    Only folders made by this module are touched: partial ones, and checkpoints with a valid manifest. A folder with a
-    damaged manifest is left for a person. A checkpoint is renamed first, so a partial one is never visible.
-    """
-    if not folder.is_dir():
-        return
-    _remove_partial(folder)
-    found: dict[Path, Manifest] = {}
-    for path in step_folders(folder):
-        with suppress(StorageError):
-            found[path] = read_manifest(path)
-    kept = kept_steps(found.values(), keep)
-    remove([path for path, manifest in found.items() if manifest.step not in kept])
-    _remove_partial(folder)
-
-
-def remove(checkpoints: Iterable[Path]) -> None:
-    """Remove checkpoints; each is renamed first. Folders that cannot be removed stay."""
-    for path in checkpoints:
-        aside = path.with_name(f"{path.name}{PARTIAL}-removed")
-        with suppress(OSError):
-            path.rename(aside)
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-def _remove_partial(folder: Path) -> None:
-    for path in partial_folders(folder):
-        shutil.rmtree(path, ignore_errors=True)
+    print_choice(newest, passed_over)
+    return newest

@@ -122,9 +122,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 def kept_steps(manifests: Iterable[Manifest], keep: int) -> set[int]:
     """Return the steps of the checkpoints to keep: the newest `keep`, ends of phases and milestones."""
-    found = {manifest.step: manifest for manifest in manifests}
-    for_good = {step for step, manifest in found.items() if manifest.phase_end or manifest.milestone}
-    return for_good | set(sorted(found, reverse=True)[:keep])
+    by_step = {manifest.step: manifest for manifest in manifests}
+    for_good = {step for step, manifest in by_step.items() if manifest.phase_end or manifest.milestone}
+    return for_good | set(sorted(by_step, reverse=True)[:keep])
 
 
 def _verified(content: Any, path: Path) -> Manifest:
@@ -166,8 +166,8 @@ def step_folders(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, complete or not, in order of steps."""
     if not folder.is_dir():
         return []
-    found = {path: int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
-    return sorted(found, key=found.__getitem__)
+    steps = {path: int(match[1]) for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
+    return sorted(steps, key=steps.__getitem__)
 
 
 def newest_step(run: Path) -> Path | None:

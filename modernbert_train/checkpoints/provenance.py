@@ -33,15 +33,15 @@ _COMMIT = 7
 
 def here() -> dict[str, Any]:
     """Return the program and the machine of this process, as keys of the line of a start."""
-    found = commit()
+    known_commit = commit()
     libraries = {}
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             libraries[name] = library_version(name)
     return {
         "version": __version__,
-        "commit": None if found is None else found[0],
-        "changes": None if found is None else found[1],
+        "commit": None if known_commit is None else known_commit[0],
+        "changes": None if known_commit is None else known_commit[1],
         "python": platform.python_version(),
         "libraries": libraries,
         "command": command_line(sys.argv),
@@ -119,14 +119,14 @@ def read_starts(run_folder: Path) -> list[Start]:
     entries: list[dict[str, Any]] = []
     with suppress(OSError):
         entries, _ = read_lines(run_folder / STARTS)
-    found: list[dict[str, Any]] = []
+    starts: list[dict[str, Any]] = []
     for entry in entries:
         if entry.get("kind") == "start":
-            found.append(entry)
-        elif entry.get("kind") == "end" and found and "ended" not in found[-1]:
-            found[-1] |= {key: entry.get(key) for key in ("outcome", "error")}
-            found[-1]["ended"] = entry.get("time")
-    return [_start(entry) for entry in found]
+            starts.append(entry)
+        elif entry.get("kind") == "end" and starts and "ended" not in starts[-1]:
+            starts[-1] |= {key: entry.get(key) for key in ("outcome", "error")}
+            starts[-1]["ended"] = entry.get("time")
+    return [_start(entry) for entry in starts]
 
 
 def _start(entry: Mapping[str, Any]) -> Start:
@@ -139,8 +139,8 @@ def _start(entry: Mapping[str, Any]) -> Start:
             values[each.name] = shorten(value, _LETTERS)
         elif (each.type == "bool" and isinstance(value, bool)) or (each.type == "int" and is_count(value)):
             values[each.name] = value
-        elif each.type in ("float", "float | None") and math.isfinite(found := _finite(value)):
-            values[each.name] = found
+        elif each.type in ("float", "float | None") and math.isfinite(finite := _finite(value)):
+            values[each.name] = finite
     for key in ("libraries", "plugins"):
         if isinstance(named := entry.get(key), dict):
             values[key] = {shorten(str(name), 60): shorten(str(version), 60) for name, version in named.items()}
@@ -150,8 +150,8 @@ def _start(entry: Mapping[str, Any]) -> Start:
 
 
 def _finite(value: object) -> float:
-    found = number(value)
-    return math.nan if found is None or not math.isfinite(found) else found
+    parsed = number(value)
+    return math.nan if parsed is None or not math.isfinite(parsed) else parsed
 
 
 def in_words(starts: Sequence[Start], until: float = math.nan) -> str:

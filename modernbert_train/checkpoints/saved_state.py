@@ -127,8 +127,8 @@ def read_state(path: Path, config: RunConfig, step: int) -> SavedState:
     _require(state.phase in config.phases, "phase", f"one of {', '.join(config.phases)}", state.phase)
     _require("tokenizer" in state.data, "data.tokenizer", "its hash", "nothing")
     if state.training is not None:
-        place = state.training.loader
-        _require(place["tokens"] == state.tokens, "training.loader.tokens", str(state.tokens), place["tokens"])
+        cursor = state.training.loader
+        _require(cursor["tokens"] == state.tokens, "training.loader.tokens", str(state.tokens), cursor["tokens"])
     return state
 
 

@@ -26,12 +26,12 @@ from modernbert_train.checkpoints.checkpoint import (
     Part,
     Share,
     begin,
-    clean,
     finish,
     folder_of,
     storage_errors,
     write_part,
 )
+from modernbert_train.checkpoints.removal import clean
 from modernbert_train.checkpoints.verified import METRICS
 from modernbert_train.core.files import errors_to, os_errors_as, sync, warn
 from modernbert_train.core.read_json import as_type
@@ -93,6 +93,7 @@ def ranks_that_see(folder: Path) -> list[int]:
 
 
 def _place_token(folder: Path) -> str:
+    # a new name each time: a file left by an earlier start on a rank's own disk would pass for a shared folder
     token = f".seen-by-all.{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
     with storage_errors(folder):
         for left in folder.glob(".seen-by-all.*"):
@@ -141,6 +142,7 @@ class Saver:
         self._number += 1
         self._saved, self._warned = None, False
         self._note_progress()
+        # daemon: Python's exit would wait for any other thread, so a disk that hangs would keep a failed run alive
         self._thread = threading.Thread(target=self._run, args=(snapshot,), daemon=True, name="saver")
         self._thread.start()
 
@@ -177,7 +179,7 @@ class Saver:
         """
         began = time.monotonic()
         while self._thread is not None and self._thread.is_alive():
-            self._thread.join(min(_LOOK_SECONDS, at_most))
+            self._thread.join(min(_LOOK_SECONDS, at_most))  # in short waits: a write that hangs in the disk never ends
             now = time.monotonic()
             if now - self._moved > self._patience + GRACE_SECONDS or now - began > at_most:
                 raise StorageError(
@@ -206,8 +208,8 @@ class Saver:
             written = self._write(snapshot) if self._rank == 0 else self._write_share(snapshot)
             self._saved = Saved(snapshot.step, written, time.monotonic() - began)
         except BaseException as error:  # every end of this thread is reported; a panic of Rust's is no Exception
-            what = f"{folder_of(self._checkpoints, snapshot.step)}: writing it failed with {type(error).__name__}"
-            self._error = error if isinstance(error, RunError) else RunError(f"{what}: {error}")
+            message = f"{folder_of(self._checkpoints, snapshot.step)}: writing it failed with {type(error).__name__}"
+            self._error = error if isinstance(error, RunError) else RunError(f"{message}: {error}")
         if self._error is not None:
             self._failed()
 
@@ -217,13 +219,14 @@ class Saver:
         staging: Path | None = None
         try:
             with storage_errors(final):
-                self._forget(self._number - 2)
+                self._forget(self._number - 2)  # not the last one's: a slower rank may still be reading its "end"
                 snapshot.copied()
                 staging = begin(final, snapshot.total_bytes)
-                self._post("begun", {"staging": staging.name})
+                self._post("begun", {"staging": staging.name})  # the name has this process's id
                 began = time.monotonic()
                 assert snapshot.share is not None
                 parts = [write_part(staging, snapshot.share, self._note_progress)]
+                # the others began with this rank: a disk three times as slow is in time, after a stall as well
                 parts += self._others(final, self._patience + 2 * (time.monotonic() - began))
                 _refuse_not_finite(snapshot.step, parts)
                 with suppress(FileNotFoundError):  # the run has no record yet
@@ -275,37 +278,38 @@ class Saver:
                 self._post(f"part/{self._rank}", asdict(part))
         except BaseException as error:  # as above; rank 0 hands it back with its own "end"
             self._post_error(f"part/{self._rank}", error)
+        # rank 0 writes its own share first, and then waits for all others
         self._receive("end", 2 * self._patience + 4 * (time.monotonic() - began))
         return 0
 
-    def _receive(self, what: str, seconds: float) -> dict[str, Any]:
+    def _receive(self, name: str, seconds: float) -> dict[str, Any]:
         """Wait for rank 0's message about the checkpoint and return it; raise the error that it reports."""
         assert self._mailbox is not None
         try:
-            (answer,) = self._mailbox.collect([self._key(what)], seconds, self._note_progress)
+            (answer,) = self._mailbox.collect([self._key(name)], seconds, self._note_progress)
         except TimeoutError:
             raise RunError(
                 f"rank 0 has not answered for {seconds:.0f} seconds whether a checkpoint is written"
             ) from None
         return _checked(answer)
 
-    def _key(self, what: str) -> str:
-        return f"{self._number}/{what}"
+    def _key(self, name: str) -> str:
+        return f"{self._number}/{name}"
 
-    def _post(self, what: str, message: dict[str, Any]) -> None:
+    def _post(self, name: str, message: dict[str, Any]) -> None:
         if self._mailbox is not None:
-            self._mailbox.post(self._key(what), message)
+            self._mailbox.post(self._key(name), message)
 
-    def _post_error(self, what: str, error: BaseException) -> None:
+    def _post_error(self, name: str, error: BaseException) -> None:
         kind = type(error).__name__ if isinstance(error, RunError) else RunError.__name__
         text = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        self._post(what, {"error": text, "kind": kind})
+        self._post(name, {"error": text, "kind": kind})
 
     def _forget(self, number: int) -> None:
         """Delete messages about the checkpoint before last; all ranks have read them."""
         if self._mailbox is not None and number > 0:
             self._mailbox.forget(
-                [f"{number}/{what}" for what in ("begun", "end", *(f"part/{rank}" for rank in self._writers[1:]))]
+                [f"{number}/{name}" for name in ("begun", "end", *(f"part/{rank}" for rank in self._writers[1:]))]
             )
 
 

@@ -119,10 +119,10 @@ class Store:
             size += len(chunk)
         return FileHash(size, digest.hexdigest())
 
-    def read(self, name: str, most: int) -> bytes:
+    def read(self, name: str, max_bytes: int) -> bytes:
         """Read the first bytes of a small file."""
         with self._errors(name), self._fs.open(self._path(name), "rb") as file:
-            content: bytes = file.read(most)
+            content: bytes = file.read(max_bytes)
         return content
 
     def remove_file(self, name: str) -> None:

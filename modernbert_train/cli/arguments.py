@@ -62,21 +62,21 @@ def files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
 
 def _present_place(folder: Path) -> list[str]:
     """Return overrides for a run's folder, or its checkpoint's, that is not where its config.yaml says."""
-    place = run_of(folder.absolute()) if (folder / MANIFEST).is_file() else folder.absolute()
-    if place is None or not (place / CONFIG_YAML).is_file():
+    run = run_of(folder.absolute()) if (folder / MANIFEST).is_file() else folder.absolute()
+    if run is None or not (run / CONFIG_YAML).is_file():
         return []
-    if not any((place / each).exists() for each in ("checkpoints", "metrics.jsonl")):  # a folder of the user's YAMLs
+    if not any((run / each).exists() for each in ("checkpoints", "metrics.jsonl")):  # a folder of the user's YAMLs
         return []
-    tree = read_yaml(place / CONFIG_YAML, {}, [])  # mistakes in it are reported when all of it is loaded
+    tree = read_yaml(run / CONFIG_YAML, {}, [])  # mistakes in it are reported when all of it is loaded
     written = Path(str(tree.get("runs_folder", RunConfig.runs_folder))) / str(tree.get("name"))
-    words = [*_present_paths(place, written, tree)]
-    if not _is_same(written, place):
-        words += [f"runs_folder={json.dumps(str(place.parent))}", f"name={json.dumps(place.name)}"]
+    words = [*_present_paths(run, written, tree)]
+    if not _is_same(written, run):
+        words += [f"runs_folder={json.dumps(str(run.parent))}", f"name={json.dumps(run.name)}"]
     return words
 
 
-def _is_same(written: Path, place: Path) -> bool:
-    return written.is_dir() and written.samefile(place)
+def _is_same(written: Path, run: Path) -> bool:
+    return written.is_dir() and written.samefile(run)
 
 
 def _present_paths(run: Path, written: Path, tree: Any) -> Iterator[str]:

@@ -16,7 +16,7 @@ from modernbert_train.core.files import write_out
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import number_in
 from modernbert_train.errors import ConfigError
-from modernbert_train.plan.recipe import SIZES, Asked, run_yaml, tokens_for
+from modernbert_train.plan.recipe import SIZES, RunRequest, run_yaml, tokens_for
 
 if TYPE_CHECKING:
     from modernbert_train.data.facts import DataFacts
@@ -123,7 +123,7 @@ def _init_size(options: argparse.Namespace) -> None:
     gpus = options.gpus or (0 if size.name in ("tiny", "quickstart") else 1)
     words = " ".join(f"--{key} {value}" for key in ("tokens", "gpus") if (value := getattr(options, key)))
     head = (f"Written by `init run --size {size.name} {words}`".rstrip() + ".",)
-    print(run_yaml(Asked(f"mine-{size.name}", size, tokens, size.entries, gpus, "data/mine", head=head)), end="")
+    print(run_yaml(RunRequest(f"mine-{size.name}", size, tokens, size.entries, gpus, "data/mine", head=head)), end="")
 
 
 def doctor(parser: argparse.ArgumentParser) -> Call:

@@ -27,7 +27,7 @@ def checkpoints(parser: argparse.ArgumentParser) -> Call:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     if isinstance(parser, Parser):
         parser.implied = "list"
-    found = {
+    parsers = {
         name: _add(actions, name, summary)
         for name, summary in (
             ("list", "every checkpoint: step, tokens, time, size, the rule that keeps it, and its state"),
@@ -35,14 +35,14 @@ def checkpoints(parser: argparse.ArgumentParser) -> Call:
             ("restore", "go back to an older checkpoint; newer ones are set aside, and the next start resumes from it"),
         )
     }
-    found["verify"].add_argument("step", nargs="?", type=_step, metavar="STEP", help=_STEP)
-    found["restore"].add_argument("step", type=_step, metavar="STEP", help=_STEP)
+    parsers["verify"].add_argument("step", nargs="?", type=_step, metavar="STEP", help=_STEP)
+    parsers["restore"].add_argument("step", type=_step, metavar="STEP", help=_STEP)
     for name in ("list", "verify"):
-        found[name].add_argument("--json", action="store_true", help="as JSON, with exact numbers")
+        parsers[name].add_argument("--json", action="store_true", help="as JSON, with exact numbers")
     words = "leave the replica (checkpoint.copy_to) out"
     for name in ("list", "restore"):
-        found[name].add_argument("--local", action="store_true", help=words)
-    found["verify"].add_argument("--copies", action="store_true", help="read those in the replica too")
+        parsers[name].add_argument("--local", action="store_true", help=words)
+    parsers["verify"].add_argument("--copies", action="store_true", help="read those in the replica too")
     return _call
 
 
@@ -72,8 +72,8 @@ def _list(options: argparse.Namespace) -> None:
     store, there, problem = (None, {}, None) if options.local or config is None else replica_of(config)
     if problem is not None:
         _warn(problem)
-    found = listing.list_checkpoints(selection, config, store, there, only=selection.step)
-    print(listing.as_json(found) if options.json else listing.as_text(found, selection))
+    listed = listing.list_checkpoints(selection, config, store, there, only=selection.step)
+    print(listing.as_json(listed) if options.json else listing.as_text(listed, selection))
 
 
 def _verify(options: argparse.Namespace) -> None:
@@ -85,9 +85,9 @@ def _verify(options: argparse.Namespace) -> None:
     if step is not None and not options.copies:
         selection.folder(step)
     config = _config(selection, warn=True)
-    found = listing.list_checkpoints(selection, config, verify=verify, only=step)
-    print(listing.as_json(found) if options.json else listing.as_text(found, selection))
-    wrong = [f"{selection.checkpoints / each.name}: {each.problem}" for each in found if each.state == listing.DAMAGED]
+    listed = listing.list_checkpoints(selection, config, verify=verify, only=step)
+    print(listing.as_json(listed) if options.json else listing.as_text(listed, selection))
+    wrong = [f"{selection.checkpoints / each.name}: {each.problem}" for each in listed if each.state == listing.DAMAGED]
     if options.copies:
         store, _, problem = replica_of(selection.config())
         if store is None:

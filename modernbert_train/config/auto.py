@@ -45,17 +45,17 @@ def microbatch_key(phase: str) -> str:
 
 def open_settings(config: RunConfig) -> dict[str, Any]:
     """Return the dotted keys that a run leaves open, each with its plain value; a microbatch's is one row."""
-    found = {}
+    settings = {}
     for key, setting in OPEN.items():
         section, name = key.split(".")
         if getattr(getattr(config, section), name) == setting.value:
-            found[key] = setting.plain
+            settings[key] = setting.plain
     if config.compute.attention != "auto":  # then global layers use the same kernel
-        found.pop("compute.global_attention", None)
+        settings.pop("compute.global_attention", None)
     for name, phase in config.phases.items():
         if phase.microbatch_tokens is None:
-            found[microbatch_key(name)] = phase.row_tokens
-    return found
+            settings[microbatch_key(name)] = phase.row_tokens
+    return settings
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
@@ -65,9 +65,9 @@ def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def filled(config: RunConfig, found: Mapping[str, Any]) -> RunConfig:
-    """Return the run without open keys: an open key gets its value in `found`, or the plain one."""
-    return with_settings(config, {key: found.get(key, plain) for key, plain in open_settings(config).items()})
+def filled(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """Return the run without open keys: an open key gets its value in `settings`, or the plain one."""
+    return with_settings(config, {key: settings.get(key, plain) for key, plain in open_settings(config).items()})
 
 
 def recorded(config: RunConfig, last: RunConfig) -> RunConfig:
@@ -81,11 +81,11 @@ def kept(config: RunConfig, last: RunConfig) -> dict[str, Any]:
     The microbatch of a phase that is new or has another row length is left out, to be chosen again.
     """
     plain = open_settings(last)
-    found = {key: plain.get(key, value_of(last, key)) for key in open_settings(config)}
+    settings = {key: plain.get(key, value_of(last, key)) for key in open_settings(config)}
     for name, phase in config.phases.items():
         if name in last.phases and last.phases[name].row_tokens != phase.row_tokens:
-            found.pop(microbatch_key(name), None)
-    return {key: value for key, value in found.items() if value is not ABSENT}
+            settings.pop(microbatch_key(name), None)
+    return {key: value for key, value in settings.items() if value is not ABSENT}
 
 
 ABSENT = object()
@@ -93,10 +93,10 @@ ABSENT = object()
 
 def value_of(config: RunConfig, key: str) -> Any:
     """Return the value of a dotted key; ABSENT if the run lacks the phase, or its optimizer the key."""
-    found: Any = config
+    value: Any = config
     for part in key.split("."):
-        found = found.get(part, ABSENT) if isinstance(found, dict) else getattr(found, part, ABSENT)
-    return found
+        value = value.get(part, ABSENT) if isinstance(value, dict) else getattr(value, part, ABSENT)
+    return value
 
 
 def assigned(key: str, value: Any) -> str:

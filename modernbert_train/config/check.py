@@ -163,21 +163,21 @@ def one_origin(config: RunConfig, num_ranks: int) -> Iterator[str]:
 def positions(config: RunConfig, num_ranks: int) -> Iterator[str]:
     """Rows must not be longer than the model's positions."""
     bounds = {name: now.model.max_positions for name, now in config.in_phase.items() if now.model.max_positions}
-    for name, most in bounds.items():
+    for name, limit in bounds.items():
         phase = config.phases[name]
         objective = config.in_phase[name].objective
-        if phase.row_tokens > most and not objective.has_shorter_sequences(most):
+        if phase.row_tokens > limit and not objective.has_shorter_sequences(limit):
             here = f"phases.{name}"
-            fitting = phase.tokens_at_once // most * most or most
+            fitting = phase.tokens_at_once // limit * limit or limit
             yield (
-                f"{here}.row_tokens={phase.row_tokens} exceeds model.max_positions={most}, and a sequence may fill its "
-                f"row. Set {here}.row_tokens={most} and {here}.microbatch_tokens={fitting}, or raise "
+                f"{here}.row_tokens={phase.row_tokens} exceeds model.max_positions={limit}, and a sequence may fill "
+                f"its row. Set {here}.row_tokens={limit} and {here}.microbatch_tokens={fitting}, or raise "
                 f"model.max_positions to {phase.row_tokens}."
             )
-    if bounds and config.eval.row_tokens is not None and config.eval.row_tokens > (most := min(bounds.values())):
+    if bounds and config.eval.row_tokens is not None and config.eval.row_tokens > (limit := min(bounds.values())):
         yield (
-            f"eval.row_tokens={config.eval.row_tokens} exceeds model.max_positions={most}, and a sequence may fill its "
-            "row. Remove eval.row_tokens, so that the phase's is used, or lower it."
+            f"eval.row_tokens={config.eval.row_tokens} exceeds model.max_positions={limit}, and a sequence may fill "
+            "its row. Remove eval.row_tokens, so that the phase's is used, or lower it."
         )
 
 

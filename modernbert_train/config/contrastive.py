@@ -165,12 +165,12 @@ class ContrastiveConfig(ObjectiveConfig):
                 f"objective.{key}={getattr(self, key)} with objective.pooling=sparse: it is of vectors of length 1. "
                 f"Remove objective.{key}, or set another pooling."
             )
-        widths, key, most = self.matryoshka, "model.hidden_size", model.hidden_size
+        widths, key, limit = self.matryoshka, "model.hidden_size", model.hidden_size
         if self.is_late:
-            key, most = "objective.token_vectors", self.token_vectors
-        if other := [width for width in widths if not 1 <= width < most]:
+            key, limit = "objective.token_vectors", self.token_vectors
+        if other := [width for width in widths if not 1 <= width < limit]:
             yield (
-                f"objective.matryoshka={list(widths)} with {key}={most}: {other[0]} is not below {most}, the full "
+                f"objective.matryoshka={list(widths)} with {key}={limit}: {other[0]} is not below {limit}, the full "
                 "width, which is trained anyway. Remove it."
             )
         if len({*widths}) < len(widths):

@@ -91,9 +91,9 @@ class ObjectiveConfig:
         """Longest sequence, where a document holds several; None: a sequence may fill its row."""
         return None
 
-    def has_shorter_sequences(self, most: int) -> bool:
+    def has_shorter_sequences(self, max_tokens: int) -> bool:
         """Return True if no sequence exceeds this number of tokens, though its document, of several, may."""
-        return self.sequence_tokens is not None and self.sequence_tokens <= most
+        return self.sequence_tokens is not None and self.sequence_tokens <= max_tokens
 
     @property
     def max_tokens(self) -> int | None:

@@ -38,9 +38,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def code_at(place: str) -> Any:
+def code_at(location: str) -> Any:
     """Import "package.module:name"."""
-    module, _, name = place.partition(":")
+    module, _, name = location.partition(":")
     return getattr(importlib.import_module(module), name)
 
 
@@ -71,9 +71,9 @@ class Rows(dict[K, V]):
             KeyError: the row is missing.
             PluginError: it cannot be imported.
         """
-        place = _added[self._table, config]
-        module, _, name = place.partition(":")
-        row: V = _imported(module, f"{config.__module__}: {self._table}={place}", name)
+        location = _added[self._table, config]
+        module, _, name = location.partition(":")
+        row: V = _imported(module, f"{config.__module__}: {self._table}={location}", name)
         self[config] = row
         return row
 
@@ -167,8 +167,8 @@ def _version(name: str) -> str:
 def _hash(name: str) -> str:
     """Hash all modules of the package."""
     spec, found = _find(name.partition(".")[0]), hashlib.sha256()
-    for place in [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]:
-        top = Path(place)
+    for folder in [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]:
+        top = Path(folder)
         for path in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
             found.update(f"{path.relative_to(top.parent)}\n".encode() + path.read_bytes())
     return found.hexdigest()[:12]

@@ -52,7 +52,7 @@ class ChooseConfig(LabelledConfig):
 
     heads = ("choice",)
 
-    def has_shorter_sequences(self, most: int) -> bool:
+    def has_shorter_sequences(self, max_tokens: int) -> bool:
         """See `ObjectiveConfig`: each choice has its own positions."""
         return True
 

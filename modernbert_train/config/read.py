@@ -65,10 +65,10 @@ def read_yaml(
         errors.append(f"{file}: holds no keys. Expected `key: value` lines.")
         return {}
     own: Origins = {}
-    found = _construct(node, lambda node: f"{file}:{node.start_mark.line + 1}", (), own, errors)
+    own_tree = _construct(node, lambda node: f"{file}:{node.start_mark.line + 1}", (), own, errors)
     tree: dict[str, Any] = {}
     done = set() if done is None else done
-    for included in _included(file, found.pop(INCLUDE, []), own, errors):
+    for included in _included(file, own_tree.pop(INCLUDE, []), own, errors):
         if included.resolve() in (path.resolve() for path in (*including, file)):
             errors.append(f"{own[INCLUDE,]}: {included} includes itself, by way of {file}. Remove one of the two.")
             continue
@@ -77,7 +77,7 @@ def read_yaml(
             merge(tree, read_yaml(included, origins, errors, (*including, file), done))
     own.pop((INCLUDE,), None)
     origins.update(own)
-    merge(tree, found)
+    merge(tree, own_tree)
     return tree
 
 
@@ -139,12 +139,12 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
 
 
 def _construct(
-    node: yaml.MappingNode, place: _Place, path: tuple[str, ...], origins: Origins, errors: list[str]
+    node: yaml.MappingNode, origin_of: _Place, path: tuple[str, ...], origins: Origins, errors: list[str]
 ) -> dict[str, Any]:
     """Return a mapping as plain values; report other values and leave them out."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        line = place(key_node)
+        line = origin_of(key_node)
         if not isinstance(key_node, yaml.ScalarNode):
             errors.append(f"{line}: a list or a section where a key is expected. Write `key: value`.")
             continue
@@ -156,20 +156,20 @@ def _construct(
             continue
         here = (*path, key)
         dotted = ".".join(here)
-        if key in found:
+        if key in values:
             errors.append(f"{dotted} ({line}): given twice. Remove one of the two.")
         origins[here] = line
         if isinstance(value_node, yaml.MappingNode):
-            found[key] = _construct(value_node, place, here, origins, errors)
+            values[key] = _construct(value_node, origin_of, here, origins, errors)
             continue
         for scalar in _octals(value_node):
             errors.append(f"{dotted}={scalar} ({line}): a leading zero means octal. Write it without.")
         try:
-            found[key] = Loader("").construct_object(value_node, deep=True)
+            values[key] = Loader("").construct_object(value_node, deep=True)
         except (yaml.YAMLError, ValueError) as error:
             reason = first_line(error)
             errors.append(f"{dotted} ({line}): not a plain value ({reason}). Quote it if it is text.")
-    return found
+    return values
 
 
 def _octals(node: yaml.Node) -> list[str]:

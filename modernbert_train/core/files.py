@@ -45,12 +45,12 @@ def ending(path: Path) -> str:
 
 
 @contextmanager
-def os_errors_as(kind: type[Exception], what: str, remedy: str = "", *others: type[Exception]) -> Iterator[None]:
+def os_errors_as(kind: type[Exception], message: str, remedy: str = "", *others: type[Exception]) -> Iterator[None]:
     """Turn an OSError of the context into an error for the user: `WHAT (reason). REMEDY`.
 
     Args:
         kind: StorageError for files that we write, DataError for the user's, ValueError where the caller handles it.
-        what: the file or folder, and the operation that failed.
+        message: the file or folder, and the operation that failed.
         remedy: advice for the user.
         others: further types of errors to convert.
 
@@ -61,7 +61,7 @@ def os_errors_as(kind: type[Exception], what: str, remedy: str = "", *others: ty
     try:
         yield
     except kinds as error:
-        text = f"{what} ({reason_of(error)})"
+        text = f"{message} ({reason_of(error)})"
         raise kind(f"{text}. {remedy}" if remedy else text) from error
 
 
@@ -80,7 +80,7 @@ def values_as(kind: type[Exception], where: str, *others: type[Exception], after
 
 
 @contextmanager
-def anything_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
+def anything_as(kind: type[RunError], message: str, remedy: str) -> Iterator[None]:
     """Convert any error of a library about a foreign file or a network: `WHAT (first line of the reason). REMEDY`.
 
     Raises:
@@ -91,7 +91,7 @@ def anything_as(kind: type[RunError], what: str, remedy: str) -> Iterator[None]:
     except Exception as error:  # hubs, caches and damaged files raise errors of any type
         if isinstance(error, RunError):
             raise
-        raise kind(f"{what} ({first_line(error)[:300]}). {remedy}") from None
+        raise kind(f"{message} ({first_line(error)[:300]}). {remedy}") from None
 
 
 @contextmanager

@@ -121,10 +121,10 @@ def shown_value(value: object) -> str:
     return shorten(repr(value), 40) if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
-def some(names: Sequence[str], most: int = 10) -> str:
+def some(names: Sequence[str], max_names: int = 10) -> str:
     """Format the first of many names for a message."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(shorten(str(name), 40) for name in names[:most]) + more
+    more = f" and {len(names) - max_names:,} more" if len(names) > max_names else ""
+    return ", ".join(shorten(str(name), 40) for name in names[:max_names]) + more
 
 
 def table(rows: Iterable[Sequence[str]], *, indent: int = 0, numbers: bool = False) -> str:

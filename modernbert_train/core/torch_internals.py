@@ -103,7 +103,8 @@ def gpu_collectives() -> tuple[int, int, int] | None:
     if not groups:
         return None
     given, begun, ended = (
-        sum(int(group[f"last_{what}_collective"]) for group in groups) for what in ("enqueued", "started", "completed")
+        sum(int(group[f"last_{state}_collective"]) for group in groups)
+        for state in ("enqueued", "started", "completed")
     )
     return given, begun, ended
 

@@ -177,12 +177,14 @@ def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
     """Return a warning if the held-out text is too small for a meaningful loss; None if it is enough, or absent."""
     if facts.validation is None or compares_first(config):
         return None
-    there, most = facts.validation.card.tokens, config.eval.max_tokens
-    tokens = there if most is None else min(there, most)
+    there, max_tokens = facts.validation.card.tokens, config.eval.max_tokens
+    tokens = there if max_tokens is None else min(there, max_tokens)
     predictions = max(1, round(tokens * config.objective.for_validation().predicted_share))
     if predictions >= FEW_PREDICTIONS:
         return None
-    cause = f"data.validation={config.data.validation} has" if tokens == there else f"eval.max_tokens={most} leaves"
+    cause = (
+        f"data.validation={config.data.validation} has" if tokens == there else f"eval.max_tokens={max_tokens} leaves"
+    )
     remedy = "Hold out more text" if tokens == there else "Raise eval.max_tokens"
     return (
         f"{cause} {tokens:,} tokens, of which about {predictions:,} are predicted: with so few the held-out loss has a "
@@ -206,8 +208,8 @@ def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
 def without_words(config: RunConfig) -> str | None:
     """Return a warning for masking=ngram if the tokenizer does not mark word continuations; else None."""
     objectives = [now.objective for now in (config, *config.in_phase.values())]
-    asked = any(each.masking == "ngram" and not each.reads_words for each in objectives)
-    if not asked or len(read_vocabulary(config.data.tokenizer).inside_words):
+    needs_words = any(each.masking == "ngram" and not each.reads_words for each in objectives)
+    if not needs_words or len(read_vocabulary(config.data.tokenizer).inside_words):
         return None
     return (
         f"objective.masking=ngram: the tokenizer in {config.data.tokenizer} does not mark which tokens continue a "

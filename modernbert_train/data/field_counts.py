@@ -45,14 +45,14 @@ class FieldCounts:
     def count(self, value: str | None, documents: int, tokens: int) -> None:
         """Count documents with one value; None: without the field."""
         if value is None:
-            place = self.missing
+            amount = self.missing
         elif value in self.values:
-            place = self.values[value]
+            amount = self.values[value]
         elif len(self.values) < _HELD:
-            place = self.values[value] = Amount()
+            amount = self.values[value] = Amount()
         else:
-            place = self.other
-        place.add(documents, tokens)
+            amount = self.other
+        amount.add(documents, tokens)
 
     def add(self, later: FieldCounts) -> None:
         """Add the counts of later documents."""

@@ -165,12 +165,12 @@ class TokenShards:
         return DataError(f"{self._name(shard)}: {found}. {REMEDY if self.remote is None else REMOTE_REMEDY}")
 
     @contextmanager
-    def _breaking(self, shard: int, what: str = "") -> Iterator[None]:
+    def _breaking(self, shard: int, document: str = "") -> Iterator[None]:
         """Context that turns any error into a DataError: the bytes are untrusted, and numpy raises many types."""
         try:
             yield
         except Exception as error:
-            raise self._broken(shard, f"{what}cannot be opened as index.json says ({error})") from error
+            raise self._broken(shard, f"{document}cannot be opened as index.json says ({error})") from error
 
     def _open_shard(self, shard: int) -> _OpenShard:
         if shard in self._open:

@@ -141,11 +141,11 @@ class MicrobatchMaker:
         A rate that moves through a phase changes the settings in each batch, and an objective has tables as large as
         the vocabulary.
         """
-        found = self._objectives.pop(settings) if settings in self._objectives else self._build_objective(settings)
-        self._objectives[settings] = found  # most recently used last
+        objective = self._objectives.pop(settings) if settings in self._objectives else self._build_objective(settings)
+        self._objectives[settings] = objective  # most recently used last
         if len(self._objectives) > KEPT_OBJECTIVES:
             del self._objectives[next(iter(self._objectives))]
-        return found
+        return objective
 
 
 def _narrow(values: NDArray[Any]) -> torch.Tensor:

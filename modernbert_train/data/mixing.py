@@ -33,13 +33,13 @@ def phase_weights(data: DataConfig, phase: PhaseConfig, own: Mapping[str, int]) 
     Returns:
         Stream name -> weight, in the order of `own`. A stream's share is its weight over their sum.
     """
-    asked = data.all_streams
+    settings = data.all_streams
     if phase.alpha is not None or (data.alpha is not None and not _has_proportions(phase)):
         alpha = data.alpha if phase.alpha is None else phase.alpha
         return _by_size({name: size if name in (phase.streams or own) else 0 for name, size in own.items()}, alpha)
     weights: dict[str, Fraction] = {}
     for name, size in own.items():
-        stream = asked[name]
+        stream = settings[name]
         if phase.streams:
             weights[name] = _exact(phase.streams[name].proportion or 0.0) if name in phase.streams else Fraction(0)
         elif stream.proportion is not None:

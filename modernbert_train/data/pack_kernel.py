@@ -45,12 +45,13 @@ _leading_zeros: Any = intrinsic(_count_zeros)  # of a 64-bit integer, by the pro
 
 
 @_inline
-def _highest(bits: Ints, most: int, words: int) -> int:
-    """Return the largest need up to `most` among waiting chunks; -1 without one."""
-    if most < 0:
+def _highest(bits: Ints, max_need: int, words: int) -> int:
+    """Return the largest need up to `max_need` among waiting chunks; -1 without one."""
+    if max_need < 0:
         return -1
-    word = most >> 6
-    found = bits[words + word] & ((2 << (most & 63)) - 1)
+    word = max_need >> 6
+    # the bits up to `most`; for bit 63 the shift overflows to 0, and 0 - 1 has all of them
+    found = bits[words + word] & ((2 << (max_need & 63)) - 1)
     if found == 0:
         above = word >> 6
         some = bits[above] & ((1 << (word & 63)) - 1)
@@ -135,17 +136,18 @@ def finish_row(out: Ints, num_out: int, state: Ints, waiting: Ints, by_need: Int
     """Finish one row from waiting chunks, starting with the oldest; return the number of chunks in `out`."""
     room, special = rule[ROW_TOKENS], rule[SPECIAL]
     last, first_out = len(waiting) - 1, num_out
-    # in order of arrival while much room is left; chunks that do not fit are skipped
+    # in order of arrival while there is room for more than BULK average chunks (written without a division); chunks
+    # that do not fit are skipped. The oldest comes first whatever the room: that is what bounds every chunk's wait
     slot = waiting[last, AFTER]
     while slot != last:
         if num_out > first_out and room * state[N] <= rule[BULK] * state[TOKENS]:
             break
-        after = waiting[slot, AFTER]
+        after = waiting[slot, AFTER]  # read now: `_give_out` makes it a link between free slots
         if waiting[slot, LENGTH] + special <= room:
             room -= _give_out(slot, out, num_out, state, waiting, by_need, bits, rule)
             num_out += 1
         slot = after
-    while room > special:
+    while room > special:  # a chunk has at least one token
         first, second = _best_fit(room, waiting, by_need, bits, rule)
         if first < 0:
             break
@@ -165,19 +167,19 @@ def _best_fit(room: int, waiting: Ints, by_need: Ints, bits: Ints, rule: Ints) -
     Long chunks are tried first, since short ones are easier to place later. Among equal needs the youngest is taken.
     """
     words, tolerance = rule[WORDS], rule[TOLERANCE]
-    first, second, least = -1, -1, room
+    first, second, min_left = -1, -1, room
     need = _highest(bits, room, words)
-    while need >= 0 and least > tolerance:
-        if 2 * need < room - least:
+    while need >= 0 and min_left > tolerance:
+        if 2 * need < room - min_left:
             break  # two chunks of this need or less leave more room
         left = room - need
-        if left < least:
-            first, second, least = need, -1, left
-        partner = _highest(bits, min(left, need), words)
+        if left < min_left:
+            first, second, min_left = need, -1, left
+        partner = _highest(bits, min(left, need), words)  # not above `need`: that pair was tried with the longer first
         if partner == need and by_need[need, OLDEST] == by_need[need, YOUNGEST]:
             partner = _highest(bits, need - 1, words)  # only one chunk has this need
-        if partner >= 0 and left - partner < least:
-            first, second, least = need, partner, left - partner
+        if partner >= 0 and left - partner < min_left:
+            first, second, min_left = need, partner, left - partner
         need = _highest(bits, need - 1, words)
     if first < 0:
         return -1, -1
@@ -231,7 +233,7 @@ def _place(
         done: number of chunks and rows in `out`; changed.
         state, waiting, by_need, bits, rule: see the top of this file.
     """
-    if chunk[3] + rule[SPECIAL] + 1 + rule[SPECIAL] > rule[ROW_TOKENS]:
+    if chunk[3] + rule[SPECIAL] + 1 + rule[SPECIAL] > rule[ROW_TOKENS]:  # nothing fits beside it, not one token
         for column in range(4):
             out[done[0], column] = chunk[column]
         done[0] += 1
@@ -347,7 +349,7 @@ def mix_many(
     while done[1] < wanted:
         chosen, finish, when = -1, 0, 0.0
         for stream in range(number):
-            if lag[stream] >= 0:
+            if lag[stream] >= 0:  # eligible; lags sum to 0, so at least one stream is
                 end = total * sizes[stream] - lag[stream]
                 ends_at = end * shares[stream]
                 nearer = ends_at < when

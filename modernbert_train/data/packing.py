@@ -33,10 +33,10 @@ class Chunk(NamedTuple):
     start: int
     length: int
 
-    def cut(self, most: int) -> Iterator[Chunk]:
-        """Yield the chunk in parts of at most `most` tokens, in order."""
-        for offset in range(0, self.length, most):
-            yield self._replace(start=self.start + offset, length=min(most, self.length - offset))
+    def cut(self, max_tokens: int) -> Iterator[Chunk]:
+        """Yield the chunk in parts of at most `max_tokens` tokens, in order."""
+        for offset in range(0, self.length, max_tokens):
+            yield self._replace(start=self.start + offset, length=min(max_tokens, self.length - offset))
 
 
 ChunkState = tuple[Count, Count, Count, Count]  # a chunk as JSON
@@ -123,7 +123,7 @@ def pack_greedy(lengths: Sequence[int], row_tokens: int, window: int = WINDOW) -
     Raises:
         ValueError: a sequence is longer than a row or empty; names its index and both lengths.
     """
-    packer = GreedyPacker(row_tokens, window, max_wait=len(lengths) + 1)
+    packer = GreedyPacker(row_tokens, window, max_wait=len(lengths) + 1)  # there are fewer rows: none is overdue
     for index, length in enumerate(lengths):
         if not 0 < length <= row_tokens:
             raise ValueError(f"sequence {index} has {length} tokens, a row holds 1 to {row_tokens}. Split it first.")
@@ -157,11 +157,12 @@ class GreedyPacker:
         tolerance = row_tokens // 256  # room at the end of a row that is not worth a longer search
         words = row_tokens // 64 + 1
         above = (words + 63) // 64
+        # callers other than the planner may give any number, and the kernel's integers have 64 bits
         rule = (row_tokens, window, min(max_wait, 1 << 62), special_tokens, tolerance, _BULK, above)
         self._rule = np.array(rule, dtype=np.int64)
         self._by_need = np.zeros((row_tokens + 1, 2), dtype=np.int32)
         self._bits = np.zeros(above + words, dtype=np.int64)
-        self._make_slots(window + 2)
+        self._make_slots(window + 2)  # the window overflows by one chunk, which is what makes a row
         self._done = np.zeros(2, dtype=np.int64)  # finished chunks and rows that were not taken
         self._out = np.empty((0, 4), dtype=np.int64)
         self._ends = np.empty(0, dtype=np.int64)
@@ -171,6 +172,7 @@ class GreedyPacker:
         kernel = self._kernel
         self._state = np.zeros(4, dtype=np.int64)
         self._waiting = np.zeros((number + 1, 9), dtype=np.int64)
+        # a free slot links to the next one; the last, the sentinel, links to itself: the list by age is empty
         self._waiting[:, kernel.AFTER] = np.arange(1, number + 2)
         self._waiting[number, [kernel.AFTER, kernel.BEFORE]] = number
 
@@ -188,7 +190,7 @@ class GreedyPacker:
     def _make_room(self, chunks: int) -> None:
         """Reserve memory for the rows that this many more chunks may finish."""
         needed = int(self._done[0] + self._state[self._kernel.N]) + chunks
-        if needed > len(self._out):
+        if needed > len(self._out):  # `ends` is as long: a row has at least one chunk
             out, ends = np.empty((2 * needed, 4), dtype=np.int64), np.empty(2 * needed, dtype=np.int64)
             out[: self._done[0]], ends[: self._done[1]] = self._out[: self._done[0]], self._ends[: self._done[1]]
             self._out, self._ends = out, ends
@@ -227,7 +229,7 @@ class GreedyPacker:
     def place(self, chunk: Chunk) -> None:
         """Place one chunk, no longer than a row; finish rows when they are due."""
         some_C3 = np.array([chunk[1:]], dtype=np.int64)
-        self.place_many(some_C3, chunk.epoch, 0, wanted=self.num_ready + 1)
+        self.place_many(some_C3, chunk.epoch, 0, wanted=self.num_ready + 1)  # one more, or it would place nothing
 
     def place_many(self, chunks_C3: Ints, epoch: int, first_document: int, wanted: int) -> int:
         """Place chunks until enough rows are ready.
@@ -283,4 +285,5 @@ class GreedyPacker:
         self._out[: len(chunks)] = np.array(chunks, dtype=np.int64).reshape(-1, 4)
         self._ends[: len(state["ready"])] = np.cumsum([len(row) for row in state["ready"]])
         for age, chunk in state["waiting"]:
+            # rows are counted from 0 again: a chunk that has seen `age` rows finished arrived at row -age
             self._kernel.wait(np.array(chunk, dtype=np.int64), -age, *self._memory[3:])

@@ -28,7 +28,7 @@ from modernbert_train.data.planner_state import PlannerState, check_state
 from modernbert_train.data.shuffle import ChunkCursor, ShuffledChunks
 
 __all__ = ["BatchPlan", "BatchPlanner", "Row", "StreamCount"]
-_AT_ONCE = 4096  # chunks passed to the compiled loop
+_AT_ONCE = 4096  # chunks passed to the compiled loop, which reserves memory for rows of all of them
 _MAX_EXACT = 1 << 62  # up to this bound the compiled loop computes the queue's products exactly
 
 
@@ -130,7 +130,7 @@ class BatchPlanner:
         wanted = batch_rows_at(now.phase, before - now.first)
         source = self._fill(now, wanted)
         rows, counts = self._packers[source].take_rows(wanted, self._first_documents)
-        if len(self._packers) > 1:
+        if len(self._packers) > 1:  # `_fill` chose by a full batch; the share is kept by what this one really took
             self._queue.count(source, int(counts[source, int(self._by_documents)]))
         streams = tuple(
             StreamCount(name, cursor.epoch, tokens, documents)
@@ -174,7 +174,7 @@ class BatchPlanner:
         self.tokens, self._phase, self._now, self._drawn = state["tokens"], state["phase"], None, None
         for name, cursor in zip(self._names, self._cursors, strict=True):
             cursor.load_state_dict(state["streams"][name])
-        self._queue = FairQueue(state["weights"])
+        self._queue = FairQueue(state["weights"])  # as saved: if the phase now has others, `_enter` starts a new queue
         self._queue.lag = list(state["lag"])
         objective = (self._clock.phases[0] if self._phase is None else self._clock.phase(self._phase)).objective
         self._packers = self._new_packers(state["packer"]["row_tokens"], objective)
@@ -223,18 +223,20 @@ class BatchPlanner:
                 for cursor in self._cursors:
                     cursor.begin_epoch()
             if self._phase is not None and self._parts(self._phase, self.tokens):
+                # waiting chunks are dropped here; the phase's last batch has counted them as unused
                 self._packers = self._new_packers(phase.row_tokens, objective)
             self._phase, self._drawn = position.name, None
         if self._weights[position.index] != self._queue.weights:
             self._queue = FairQueue(self._weights[position.index])
-        most = phase.row_tokens - self._special
+        max_tokens = phase.row_tokens - self._special
         for cursor in self._cursors:
-            cursor.allow(most)
+            cursor.allow(max_tokens)
         packers = self._new_packers(phase.row_tokens, objective)
         if phase.row_tokens != self._packers[0].row_tokens or len(packers) != len(self._packers):
+            # also the chunks of finished rows, which have the old length
             waiting, self._packers = self._waiting(), packers
             for chunk in waiting:
-                for part in chunk.cut(most):
+                for part in chunk.cut(max_tokens):
                     packers[self._packer_of(chunk.document)].place(part)
         weights = self._queue.weights
         return _Now(
@@ -246,7 +248,7 @@ class BatchPlanner:
             microbatch_rows=phase.microbatch_rows,
             objective=objective,
             used=[index for index, weight in enumerate(weights) if weight],
-            max_drawn=sum(weights) * most,
+            max_drawn=sum(weights) * max_tokens,
         )
 
     def _parts(self, name: str, tokens: int) -> bool:
@@ -257,6 +259,7 @@ class BatchPlanner:
     def _fill(self, now: _Now, wanted: int) -> int:
         """Draw chunks until a packer has `wanted` rows ready; return its index."""
         if len(self._packers) > 1:
+            # a batch's tokens are known once it is packed; until then all streams would give a full one
             source = self._queue.next([wanted * now.row_tokens] * len(self._cursors))
             self._fill_from(self._cursors[source], self._packers[source], wanted)
             return source
@@ -278,7 +281,7 @@ class BatchPlanner:
     def _fill_in_turn(self, now: _Now, wanted: int) -> None:
         packer, queue, used = self._packers[0], self._queue, now.used
         cursors = [self._cursors[index] for index in used]
-        # an earlier phase's rows may be longer
+        # lags move by at most max_drawn a chunk, but may be larger from a phase with longer rows
         exact = now.max_drawn + max(max(queue.lag), -min(queue.lag)) < _MAX_EXACT
         while packer.num_ready < wanted:
             drawn = self._drawn = (self._drawn or _draw(cursors)) if exact else None
@@ -290,7 +293,7 @@ class BatchPlanner:
                     cursor.skip(number)
                 for index, new in zip(used, lag.tolist(), strict=True):
                     queue.lag[index] = new
-                if (drawn.at == drawn.ends).any():
+                if (drawn.at == drawn.ends).any():  # the queue compares the next chunk of every stream
                     self._drawn = None
             else:  # a chunk must be cut, or numbers are too large
                 unit = int(self._by_documents)  # index into next_size: tokens, documents

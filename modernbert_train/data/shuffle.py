@@ -112,7 +112,7 @@ class ChunkCursor:
     def __init__(self, chunks: ShuffledChunks, first_document: int) -> None:
         self._chunks = chunks
         self.first_document = first_document
-        self._most = 0  # longest chunk allowed now
+        self._max_tokens = 0  # longest chunk allowed now
         self._begin(0)
 
     def _begin(self, epoch: int, block: int = 0) -> None:
@@ -124,22 +124,22 @@ class ChunkCursor:
 
     def allow(self, chunk_tokens: int) -> None:
         """Limit chunks to this many tokens from now on."""
-        self._most = chunk_tokens
+        self._max_tokens = chunk_tokens
 
     def next_size(self) -> tuple[int, int]:
         """Return the size of the next chunk: its tokens, and 1 if a document starts in it, else 0."""
         _, start, length = self._upcoming()[0].tolist()
-        return min(length - self._offset, self._most), int(start + self._offset == 0)
+        return min(length - self._offset, self._max_tokens), int(start + self._offset == 0)
 
     def take(self) -> Chunk:
         """Return the next chunk."""
         document, start, length = self._upcoming()[0].tolist()
         chunk = Chunk(self.epoch, self.first_document + document, start, length)
-        if self._offset or length > self._most:
+        if self._offset or length > self._max_tokens:
             rest = chunk._replace(start=start + self._offset, length=length - self._offset)
-            if rest.length > self._most:
-                self._offset += self._most
-                return rest._replace(length=self._most)
+            if rest.length > self._max_tokens:
+                self._offset += self._max_tokens
+                return rest._replace(length=self._max_tokens)
             self._offset = 0
             chunk = rest
         self._taken += 1
@@ -151,7 +151,7 @@ class ChunkCursor:
         At least one, all of one epoch; none if the next chunk must be cut first. `skip` consumes them.
         """
         upcoming = self._upcoming()
-        return upcoming[:0] if self._offset or self._laid_out_for > self._most else upcoming
+        return upcoming[:0] if self._offset or self._laid_out_for > self._max_tokens else upcoming
 
     def look(self) -> None:
         """Move to the next chunk: after the end of a block, to the start of the next."""
@@ -165,7 +165,7 @@ class ChunkCursor:
         """Return the rest of the block; if it is empty, the next block."""
         while True:
             if self._layout is None:
-                self._laid_out_for = self._laid_out_for or self._most
+                self._laid_out_for = self._laid_out_for or self._max_tokens
                 self._layout = self._chunks.block(self.epoch, self._block, self._laid_out_for)
             if self._taken < len(self._layout):
                 return self._layout[self._taken :]

@@ -55,24 +55,24 @@ def lay_out(documents: Ints, lengths: Ints, chunk_tokens: int, key: np.uint64) -
         draw = _draw(key, chunk)
         draws[chunk] = draw
         ends[np.int64(draw >> shift) + 1] += 1
-    for place in range(1 << bits):
-        ends[place + 1] += ends[place]
+    for index in range(1 << bits):
+        ends[index + 1] += ends[index]
     chunks, chunk = np.empty((number, 3), np.int64), 0
     in_order, sorted_draws = ends[:-1].copy(), np.empty(number, np.uint64)
     for at in range(len(lengths)):
         for start in range(0, lengths[at], chunk_tokens):
             draw = draws[chunk]
             bucket = draw >> shift
-            first, place = ends[bucket], in_order[bucket]
-            in_order[bucket] = place + 1
-            while place > first and sorted_draws[place - 1] > draw:  # stable: equal draws keep their order
-                sorted_draws[place] = sorted_draws[place - 1]
+            first, index = ends[bucket], in_order[bucket]
+            in_order[bucket] = index + 1
+            while index > first and sorted_draws[index - 1] > draw:  # stable: equal draws keep their order
+                sorted_draws[index] = sorted_draws[index - 1]
                 for column in range(3):
-                    chunks[place, column] = chunks[place - 1, column]
-                place -= 1
-            sorted_draws[place] = draw
-            chunks[place, 0] = documents[at]
-            chunks[place, 1] = start
-            chunks[place, 2] = min(lengths[at] - start, chunk_tokens)
+                    chunks[index, column] = chunks[index - 1, column]
+                index -= 1
+            sorted_draws[index] = draw
+            chunks[index, 0] = documents[at]
+            chunks[index, 1] = start
+            chunks[index, 2] = min(lengths[at] - start, chunk_tokens)
             chunk += 1
     return chunks

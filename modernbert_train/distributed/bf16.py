@@ -16,11 +16,11 @@ def cpu_has_bf16() -> bool:
     return any(capabilities.get(name) for name in INSTRUCTIONS)
 
 
-def takes_bf16(asked: str, key: str, *, on_gpu: bool) -> bool:
+def takes_bf16(precision: str, key: str, *, on_gpu: bool) -> bool:
     """Return True to compute in bf16; `auto` does on a GPU that supports it, and never on a CPU.
 
     Args:
-        asked: auto, fp32 or bf16.
+        precision: auto, fp32 or bf16.
         key: the key that set it, for errors.
         on_gpu: True if this process computes on a GPU.
 
@@ -29,22 +29,22 @@ def takes_bf16(asked: str, key: str, *, on_gpu: bool) -> bool:
     """
     import torch
 
-    if asked == "fp32" or (asked == "auto" and not on_gpu):
+    if precision == "fp32" or (precision == "auto" and not on_gpu):
         return False
     has = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_has_bf16()
-    if asked == "bf16" and not has:
+    if precision == "bf16" and not has:
         here = "this GPU" if on_gpu else "this processor"
         raise ConfigError(f"{key}=bf16: {here} lacks bf16, and torch would emulate it, slowly. Set {key}=auto or fp32.")
     return has
 
 
-def cpu_gain_line(asked: str) -> str | None:
+def cpu_gain_line(precision: str) -> str | None:
     """Return how much bf16 could speed up an fp32 run on this processor; None without bf16, or if fp32 is explicit.
 
     Args:
-        asked: compute.precision.
+        precision: compute.precision.
     """
-    if asked != "auto" or not cpu_has_bf16():
+    if precision != "auto" or not cpu_has_bf16():
         return None
     return (
         "compute.precision=bf16 is faster on this processor, which has it: on an EPYC with AVX512-BF16 steps were 1.7 "

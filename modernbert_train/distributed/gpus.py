@@ -65,11 +65,11 @@ def output_of(*command: str) -> str:
     return ""
 
 
-def uses_gpu(asked: str, key: str) -> bool:
+def uses_gpu(device: str, key: str) -> bool:
     """Return True to compute on a GPU.
 
     Args:
-        asked: auto, cpu or cuda.
+        device: auto, cpu or cuda.
         key: the key that set it, for errors.
 
     Raises:
@@ -78,16 +78,16 @@ def uses_gpu(asked: str, key: str) -> bool:
     """
     import torch
 
-    if asked == "cpu":
+    if device == "cpu":
         return False
     if torch.cuda.is_available():
         return True
     shown = count_gpus()
-    if asked == "auto" and not shown:
+    if device == "auto" and not shown:
         return False
     this = f"this machine shows {shown} GPU{'s' if shown > 1 else ''}, but torch sees none" if shown else "no GPU here"
     raise ConfigError(
-        f"{key}={asked}: {this}. {why_torch_sees_none(driver_version(), str(torch.__version__), built_for())} "
+        f"{key}={device}: {this}. {why_torch_sees_none(driver_version(), str(torch.__version__), built_for())} "
         f"Install a driver and a torch that fit each other (requirements/README.md), or set {key}=cpu if the CPU is "
         "meant."
     )

@@ -51,10 +51,10 @@ def wait_for_store(host: str, port: int, seconds: float, tell: Callable[[str], N
     deadline = time.monotonic() + seconds
     reported = None
     while (found := who_listens(host, port)) != "store":
-        what = "something else has the port" if found == "other" else "nothing answers"
+        problem = "something else has the port" if found == "other" else "nothing answers"
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{host}:{port}: {what} for {round(seconds, 1):g} s")
+            raise TimeoutError(f"{host}:{port}: {problem} for {round(seconds, 1):g} s")
         if reported != found:
-            tell(f"waiting for {host}:{port}: {what}")
+            tell(f"waiting for {host}:{port}: {problem}")
             reported = found
         time.sleep(LOOK_SECONDS)

@@ -84,11 +84,11 @@ def environments(
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")][:gpus] if visible else [str(index) for index in range(gpus)]
     found = []
-    for place in range(places):
+    for slot in range(places):
         own = dict(environment)
         own.setdefault("OMP_NUM_THREADS", str(max(1, cores // (places * ranks))))
         if gpus:
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(names[(place * ranks + rank) % gpus] for rank in range(ranks))
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(names[(slot * ranks + rank) % gpus] for rank in range(ranks))
         found.append(own)
     return found
 
@@ -133,7 +133,7 @@ def run_all(
     """
     running: dict[int, tuple[Job, subprocess.Popen[Any]]] = {}
     signals: list[int] = []
-    more, asked, looked = True, True, time.monotonic()
+    more, asks_again, looked = True, True, time.monotonic()
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         signals.append(number)
@@ -143,29 +143,29 @@ def run_all(
     with handled_by(pass_on):
         try:
             while running or (more and not signals):
-                for place in [place for place in range(len(places)) if place not in running]:
-                    if not (more and asked) or signals:
+                for slot in [slot for slot in range(len(places)) if slot not in running]:
+                    if not (more and asks_again) or signals:
                         break
                     try:
                         job = next(jobs)
                     except StopIteration:
                         more = False
                         break
-                    asked = job is not None
+                    asks_again = job is not None
                     if job is not None and not signals:
-                        running[place] = job, _start(job, places[place])
+                        running[slot] = job, _start(job, places[slot])
                         if signals:  # a signal arrived between its start and this line
-                            running[place][1].send_signal(signal.SIGTERM)
-                over = [place for place, (_, process) in running.items() if process.poll() is not None]
-                for place in over:
-                    job, process = running.pop(place)
-                    asked = True
+                            running[slot][1].send_signal(signal.SIGTERM)
+                over = [slot for slot, (_, process) in running.items() if process.poll() is not None]
+                for slot in over:
+                    job, process = running.pop(slot)
+                    asks_again = True
                     stopped = signals or process.returncode in _STOPPED
                     ended(job, StoppedEarly.exit_code if process.returncode and stopped else process.returncode)
                 if not over:
                     time.sleep(_POLL_SECONDS)
                 if time.monotonic() - looked >= _LOOK_SECONDS:
-                    asked, looked = True, time.monotonic()
+                    asks_again, looked = True, time.monotonic()
                     for job, process in running.values():
                         if look(job):
                             process.send_signal(signal.SIGTERM)

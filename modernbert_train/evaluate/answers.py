@@ -72,16 +72,16 @@ def predicted_answers(
 
 
 def _best_span(
-    logits_N2: NDArray[Any], starts_N: NDArray[Any], ends_N: NDArray[Any], most: int
+    logits_N2: NDArray[Any], starts_N: NDArray[Any], ends_N: NDArray[Any], max_span_tokens: int
 ) -> tuple[int, int, float] | None:
     """Return first and last token and score of the likeliest span that holds a character; the first of ties."""
     found: tuple[int, int, float] | None = None
-    for longer in range(min(most, len(logits_N2))):
+    for longer in range(min(max_span_tokens, len(logits_N2))):
         upto = len(logits_N2) - longer
         sums = np.where(ends_N[longer:] > starts_N[:upto], logits_N2[:upto, 0] + logits_N2[longer:, 1], -np.inf)
-        place = int(sums.argmax())
-        if sums[place] > (-np.inf if found is None else found[2]):
-            found = place, place + longer, float(sums[place])
+        start = int(sums.argmax())
+        if sums[start] > (-np.inf if found is None else found[2]):
+            found = start, start + longer, float(sums[start])
     return found
 
 

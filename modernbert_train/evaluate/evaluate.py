@@ -47,17 +47,17 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
         )
     facts = resolve(config, purpose="measure").facts
     assert facts is not None
-    found = newest_checkpoint(config.folder) if checkpoint is None else checkpoint
-    source = source_of(found)
-    check_same_architecture(source, config.model, str(found.folder))
-    check_same_tokenizer(source, config.data.tokenizer, str(found.folder))
-    for each in differences(found.state.data, data_fingerprint(facts)):
+    chosen = newest_checkpoint(config.folder) if checkpoint is None else checkpoint
+    source = source_of(chosen)
+    check_same_architecture(source, config.model, str(chosen.folder))
+    check_same_tokenizer(source, config.data.tokenizer, str(chosen.folder))
+    for each in differences(chosen.state.data, data_fingerprint(facts)):
         if each.is_teacher:
             continue  # no figure asks it
         print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
-    compute, now = Compute.of(config.compute), Clock.of(found.config).phase(found.state.phase)
-    model = build_model(source.model, found.config.objective, config.compute)
-    load_weights(model, found.weights())
+    compute, now = Compute.of(config.compute), Clock.of(chosen.config).phase(chosen.state.phase)
+    model = build_model(source.model, chosen.config.objective, config.compute)
+    load_weights(model, chosen.weights())
     texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
     figures: dict[str, dict[str, float]] = {}
     with joined(compute.device, config.distributed.timeout_seconds):
@@ -65,16 +65,16 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
         if facts.validation is not None:
             result = texts.validation().evaluate(model, now, compute)
             figures[HELD_OUT] = result.as_dict()
-            print(describe(result, now.objective.for_validation().predicted_share, found.folder.name))
+            print(describe(result, now.objective.for_validation().predicted_share, chosen.folder.name))
         for name, evaluator in build_evaluators(config.evals, texts).items():
             figures[name] = evaluator(model, now, compute)
-            print(f"{name}: {figures_text(figures[name])}; {evaluator}; {found.folder.name}")
+            print(f"{name}: {figures_text(figures[name])}; {evaluator}; {chosen.folder.name}")
         if this_rank() == 0:
-            weights = found.weights_hash
+            weights = chosen.weights_hash
             for name, measured in figures.items():
                 text, named = facts.validation, _plain(measured) if name == HELD_OUT else measured
                 title = name if name != HELD_OUT or text is None else f"{name}, data {text.card.index_sha256[:12]}"
-                keep_result(found.folder, title, named, step=found.step, weights=weights)
+                keep_result(chosen.folder, title, named, step=chosen.step, weights=weights)
     return figures
 
 

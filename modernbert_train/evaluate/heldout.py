@@ -101,23 +101,23 @@ class Validation:
         self._lengths = lengths
         self._unigram = unigram
         self.samples: list[dict[str, Any]] = []
-        total, most = int(np.sum(lengths, dtype=np.int64)), settings.max_tokens
-        self.tokens = total if most is None else min(total, most)
+        total, max_tokens = int(np.sum(lengths, dtype=np.int64)), settings.max_tokens
+        self.tokens = total if max_tokens is None else min(total, max_tokens)
 
     def plan(self, now: Position) -> BatchPlan:
         """Pack documents in order, up to eval.max_tokens, into rows of the phase's length.
 
         Text is cut at the limit. Labelled documents are read whole, so the last one that would cross it is left out.
         """
-        most, row_tokens = self._settings.max_tokens, self._settings.row_tokens or now.phase.row_tokens
+        max_tokens, row_tokens = self._settings.max_tokens, self._settings.row_tokens or now.phase.row_tokens
         objective = now.objective.for_validation()
         packer = GreedyPacker(row_tokens, self._packing_window, 1 << 62, objective.special_tokens)
         tokens = 0
         for document, length in enumerate(self._lengths):
-            if most is not None:
-                if objective.reads_labels and tokens + int(length) > most:
+            if max_tokens is not None:
+                if objective.reads_labels and tokens + int(length) > max_tokens:
                     break
-                length = min(int(length), most - tokens)
+                length = min(int(length), max_tokens - tokens)
             if length > 0:
                 packer.add(0, document, int(length))
                 tokens += int(length)

@@ -97,8 +97,8 @@ class LoadedEncoder:
         from modernbert_train.distributed.compute import Compute
         from modernbert_train.evaluate.embeddings import embed_packed
 
-        asked = ComputeConfig(precision=precision, device=device)
-        compute = Compute.of(asked)
+        settings = ComputeConfig(precision=precision, device=device)
+        compute = Compute.of(settings)
         return embed_packed(
             self.module.to(compute.device),
             ids,

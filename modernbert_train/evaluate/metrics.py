@@ -183,15 +183,15 @@ def spans(tags: Tags) -> list[Span]:
     B and S begin one, and so does I or E that continues none of its type; E and S end one.
     """
     found, first, open_kind = [], 0, ""
-    for place, tag in enumerate([*tags, "O"]):
+    for index, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         if open_kind and (prefix in "BSO" or kind != open_kind):
-            found.append(Span(open_kind, first, place))
+            found.append(Span(open_kind, first, index))
             open_kind = ""
         if prefix != "O" and not open_kind:
-            first, open_kind = place, kind
+            first, open_kind = index, kind
         if open_kind and prefix in "ES":
-            found.append(Span(open_kind, first, place + 1))
+            found.append(Span(open_kind, first, index + 1))
             open_kind = ""
     return found
 

@@ -78,9 +78,11 @@ class Samples:
         windows = [
             (first, last, places)
             for first, last in self._windows(batch, ids_T, row_tokens)
-            if (places := _spread([place for place in range(first, last) if place in at], causal))
+            if (places := _spread([position for position in range(first, last) if position in at], causal))
         ][: self._number]
-        chosen = torch.tensor([at[place] for _, _, places in windows for place in places], device=logits_MV.device)
+        chosen = torch.tensor(
+            [at[position] for _, _, places in windows for position in places], device=logits_MV.device
+        )
         if not len(chosen):
             return []
         shares_MV = logits_MV.index_select(0, chosen).float().softmax(dim=-1)
@@ -90,12 +92,12 @@ class Samples:
         for first, last, places in windows:
             words = [self._word(int(token)) for token in ids_T[first:last]]
             predicted = []
-            for place in places:
+            for position in places:
                 ids_G, shares_G = next(guesses)
                 predicted.append(
                     {
-                        "at": place - first,
-                        "is": self._word(int(labels_M[at[place]])),
+                        "at": position - first,
+                        "is": self._word(int(labels_M[at[position]])),
                         "guesses": [
                             [self._word(token), round(share, DIGITS)]
                             for token, share in zip(ids_G, shares_G, strict=True)

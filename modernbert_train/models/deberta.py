@@ -98,9 +98,9 @@ class Places:
             reach = min(end - start - 1, middle)  # query tokens reuse positions of others: they do not add distances
             rows = self.rows_P[middle - reach : middle + reach + 1]
             first, last = int(rows[0]), int(rows[-1])
-            place = self.position_ids_T[start:end]
-            by_distance = (rows - first).to(place.device, non_blocking=True)
-            self.found[start] = slice(first, last + 1), by_distance[place[:, None] - place + reach]
+            positions = self.position_ids_T[start:end]
+            by_distance = (rows - first).to(positions.device, non_blocking=True)
+            self.found[start] = slice(first, last + 1), by_distance[positions[:, None] - positions + reach]
         return self.found[start]
 
 

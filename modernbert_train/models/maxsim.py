@@ -24,11 +24,11 @@ class MaxSim:
     Args:
         lengths_N: tokens of each text, at least one; their vectors are concatenated.
         device: of the vectors.
-        most: products that may exist at a time, at least as many as the longest text has tokens.
+        max_products: products that may exist at a time, at least as many as the longest text has tokens.
     """
 
-    def __init__(self, lengths_N: Tensor, device: torch.device, most: int) -> None:
-        self._lengths_N, self._most = lengths_N.to(device), most
+    def __init__(self, lengths_N: Tensor, device: torch.device, max_products: int) -> None:
+        self._lengths_N, self._max_products = lengths_N.to(device), max_products
         self._firsts_N = self._lengths_N.cumsum(0) - self._lengths_N
 
     def __call__(self, vectors_VW: Tensor, queries_R: Tensor, documents_C: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ class MaxSim:
         first = 0
         while first < len(lengths):
             longest = lengths[first]
-            at_once = min(max(1, num_tokens), max(1, self._most // longest))
-            places_B = order_C[first : first + max(1, self._most // (at_once * longest))]
+            at_once = min(max(1, num_tokens), max(1, self._max_products // longest))
+            places_B = order_C[first : first + max(1, self._max_products // (at_once * longest))]
             texts_B = documents_C[places_B]
             steps_L = torch.arange(longest, device=places_B.device)
             real_BL = steps_L < self._lengths_N[texts_B].unsqueeze(1)

@@ -42,14 +42,14 @@ def held_rows(tensor: Tensor) -> tuple[int, int]:
     """
     first, rows = 0, tensor.shape[0] if tensor.ndim else 1
     if isinstance(tensor, DTensor):
-        place = tensor.device_mesh.get_coordinate()
-        assert place is not None
+        coordinate = tensor.device_mesh.get_coordinate()
+        assert coordinate is not None
         for dim, placement in enumerate(tensor.placements):
             if placement.is_replicate():
                 continue
             assert placement.is_shard(0), "FSDP2 shards rows"
             each = -(-rows // tensor.device_mesh.size(dim))
-            skipped = min(rows, each * place[dim])
+            skipped = min(rows, each * coordinate[dim])
             first, rows = first + skipped, min(each, rows - skipped)
         assert tensor.to_local().shape[0] == rows, "rows are not split as torch.chunk does"
     return first, rows
@@ -60,12 +60,12 @@ def holders(tensor: Tensor, num_ranks: int) -> list[int]:
     if not isinstance(tensor, DTensor):
         return list(range(num_ranks))
     mesh = tensor.device_mesh
-    place = mesh.get_coordinate()
-    assert place is not None
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
     ranks = mesh.mesh
     for dim in reversed(range(mesh.ndim)):
         if tensor.placements[dim].is_shard():
-            ranks = ranks.select(dim, place[dim])
+            ranks = ranks.select(dim, coordinate[dim])
     return sorted(ranks.flatten().tolist())
 
 

@@ -65,8 +65,8 @@ class Places:
     def of(self, start: int, end: int) -> tuple[Tensor, Tensor | None]:
         """Return rows_QK, each pair's distance minus the lowest possible one, and True where segments differ."""
         if start not in self.found:
-            place = self.position_ids_T[start:end]
-            rows_QK = place[:, None] - place + self.reach(start, end) - 1
+            positions = self.position_ids_T[start:end]
+            rows_QK = positions[:, None] - positions + self.reach(start, end) - 1
             types = None if self.segment_ids_T is None else self.segment_ids_T[start:end]
             self.found[start] = rows_QK, None if types is None else types[:, None] != types
         return self.found[start]

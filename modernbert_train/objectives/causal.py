@@ -32,8 +32,8 @@ class CausalLM:
         """See `Objective.make`; the targets have length T, since nearly all positions are used."""
         ids_T, sizes_Q = text.ids_T, text.lengths_Q + 1  # a sequence predicts its text and [SEP]
         total = int(sizes_Q.sum())
-        place = np.arange(total) - np.repeat(np.cumsum(sizes_Q) - sizes_Q, sizes_Q)
-        from_ = np.repeat(text.starts_Q - 1, sizes_Q) + place  # [CLS] is one token before the text
+        position = np.arange(total) - np.repeat(np.cumsum(sizes_Q) - sizes_Q, sizes_Q)
+        from_ = np.repeat(text.starts_Q - 1, sizes_Q) + position  # [CLS] is one token before the text
         spare = len(ids_T) - total
         targets = {
             POSITIONS: np.pad(from_, (0, spare)),

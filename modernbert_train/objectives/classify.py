@@ -80,8 +80,8 @@ class Tag:
         """See `Objective.make`; a class without a logit is ignored, but keeps its position."""
         assert text.labels is not None
         tags, total = text.labels, int(text.lengths_Q.sum())
-        place = np.arange(total) - np.repeat(np.cumsum(text.lengths_Q) - text.lengths_Q, text.lengths_Q)
-        positions = np.repeat(text.starts_Q, text.lengths_Q) + place
+        position = np.arange(total) - np.repeat(np.cumsum(text.lengths_Q) - text.lengths_Q, text.lengths_Q)
+        positions = np.repeat(text.starts_Q, text.lengths_Q) + position
         words = np.flatnonzero(tags != IGNORED_LABEL)
         spare = len(text.ids_T) - len(words)
         known = np.where(tags[words] < settings.num_logits, tags[words], IGNORED_LABEL)

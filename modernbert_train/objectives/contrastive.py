@@ -46,7 +46,7 @@ class Contrastive:
             inner += firsts[1:]
             sizes.append(len(firsts))
             hashes = text.labels[example, ::2].tolist()
-            found += [(min(place, NEGATIVE), example, first, hashes[place]) for place, first in enumerate(firsts)]
+            found += [(min(index, NEGATIVE), example, first, hashes[index]) for index, first in enumerate(firsts)]
         found.sort(key=lambda each: each[:2])  # stable sort: an example's negatives keep their order
         columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
         spare = len(text.ids_T) // 3 - len(found)  # a text has at least three tokens

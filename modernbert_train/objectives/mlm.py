@@ -103,7 +103,7 @@ class MaskedLM:
         keys_S: Keys,
         mask_rate: float | NDArray[np.float64],
         cuts_S: NDArray[np.int64] | None = None,
-        most: int | None = None,
+        max_positions: int | None = None,
         inside_words_T: NDArray[np.bool_] | None = None,
     ) -> Masked:
         """Mask a packed buffer.
@@ -117,12 +117,12 @@ class MaskedLM:
             mask_rate: share of the maskable tokens to predict, for all sequences or for each.
             cuts_S: tokens of each sequence before a break in its text, which n-grams may not cross; 0 or all without a
                 break. None: no breaks.
-            most: largest number of positions to predict; None: `max_predicted`.
+            max_positions: largest number of positions to predict; None: `max_predicted`.
             inside_words_T: True for tokens that continue a word; None: by the vocabulary.
 
         Returns:
-            The masked buffer; positions are ascending, at most `most` of them. If more were chosen, those with the
-            highest draws are left unmasked, with a warning that counts them.
+            The masked buffer; positions are ascending, at most `max_positions` of them. If more were chosen, those with
+            the highest draws are left unmasked, with a warning that counts them.
         """
         maskable_S = predictable_S = lengths_S
         if self._masking.takes_special:
@@ -133,36 +133,36 @@ class MaskedLM:
         # every maskable token: its sequence, its position there, and a draw; low draws are masked
         total = int(maskable_S.sum())
         sequence = np.repeat(np.arange(len(maskable_S)), maskable_S)
-        place = np.arange(total) - np.repeat(np.cumsum(maskable_S) - maskable_S, maskable_S)
+        position = np.arange(total) - np.repeat(np.cumsum(maskable_S) - maskable_S, maskable_S)
         keys = keys_S[sequence]
-        counters = place.astype(np.uint64)
+        counters = position.astype(np.uint64)
         draws = hash64(keys ^ _SELECT, counters)
         rounding = uniform(hash64(keys_S, np.broadcast_to(_COUNT, keys_S.shape)))
         rate_S = np.broadcast_to(np.asarray(mask_rate, dtype=np.float64), lengths_S.shape)
         counts_S = np.minimum(np.floor(rate_S * lengths_S + rounding).astype(np.int64), lengths_S)
 
         def continues_word() -> NDArray[np.bool_]:
-            at = starts_S[sequence] + place
+            at = starts_S[sequence] + position
             return self._goes_on.take(ids_T[at], mode="clip") if inside_words_T is None else inside_words_T[at]
 
         def further() -> NDArray[np.int64]:
-            return self._further.take(ids_T[starts_S[sequence] + place], mode="clip")
+            return self._further.take(ids_T[starts_S[sequence] + position], mode="clip")
 
         cuts_S = lengths_S if cuts_S is None else cuts_S
         chosen = self._masking.choose(
-            Candidates(sequence, place, draws, lengths_S, cuts_S, counts_S, rate_S, keys_S, continues_word, further)
+            Candidates(sequence, position, draws, lengths_S, cuts_S, counts_S, rate_S, keys_S, continues_word, further)
         )
-        predicted = place[chosen] < predictable_S[sequence[chosen]]
-        if most is None:
-            most = self.max_predicted(float(rate_S.max(initial=0.0)), len(ids_T))
-        excess = int(predicted.sum()) - most
+        predicted = position[chosen] < predictable_S[sequence[chosen]]
+        if max_positions is None:
+            max_positions = self.max_predicted(float(rate_S.max(initial=0.0)), len(ids_T))
+        excess = int(predicted.sum()) - max_positions
         if excess > 0:
             log.warning("masking: %d positions more than the fixed number of predictions were left as they are", excess)
             candidates = np.flatnonzero(predicted)
             highest = candidates[np.argsort(draws[chosen[candidates]])[-excess:]]
             chosen, predicted = np.delete(chosen, highest), np.delete(predicted, highest)
 
-        positions = (starts_S[sequence] + place)[chosen]
+        positions = (starts_S[sequence] + position)[chosen]
         originals = ids_T[positions]
         kind = uniform(hash64(keys[chosen] ^ _KIND, counters[chosen]))
         number = np.uint64(len(self._random_ids))

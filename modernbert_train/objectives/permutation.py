@@ -109,11 +109,11 @@ class PermutationLM:
         chosen_T = np.zeros(len(text.ids_T), dtype=bool)
         left_Q = goal_Q.copy()
         draw = 0
-        for q, (start, length, goal, most) in enumerate(
+        for q, (start, length, goal, num_draws) in enumerate(
             zip(text.starts_Q.tolist(), lengths_Q.tolist(), goal_Q.tolist(), most_Q.tolist(), strict=True)
         ):
             at, end = start, start + length
-            for size, lead in drawn[draw : draw + most]:
+            for size, lead in drawn[draw : draw + num_draws]:
                 if goal == 0 or at + lead >= end or (first := next_word[at + lead]) >= end:
                     break
                 last = min(first + min(size, goal), end)
@@ -121,7 +121,7 @@ class PermutationLM:
                 goal -= last - first
                 at = max(at + self._ratio * size, last)
             left_Q[q] = goal
-            draw += most
+            draw += num_draws
         return _filled_up(text, chosen_T, left_Q)
 
     def max_predicted(self, tokens: int) -> int:
@@ -151,11 +151,11 @@ def _filled_up(
     text: PackedText, chosen_T: NDArray[np.bool_], left_Q: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Add to the chosen tokens of each sequence as many more as are left, by lowest draw; see `predicted`."""
-    sequence, place = _numbered(text.lengths_Q)
-    index = text.starts_Q[sequence] + place
+    sequence, position = _numbered(text.lengths_Q)
+    index = text.starts_Q[sequence] + position
     chosen = chosen_T[index]
     free = np.flatnonzero(~chosen)
-    draws = _draws(text.keys_Q[sequence[free]], _FILL, place[free])
+    draws = _draws(text.keys_Q[sequence[free]], _FILL, position[free])
     by_draw = free[np.lexsort((draws, sequence[free]))]
     first = np.searchsorted(sequence[by_draw], sequence[by_draw])
     chosen[by_draw[np.arange(len(by_draw)) - first < left_Q[sequence[by_draw]]]] = True
@@ -172,7 +172,7 @@ def _numbered(counts_Q: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[n
     return sequence, np.arange(len(sequence)) - np.repeat(np.cumsum(counts_Q) - counts_Q, counts_Q)
 
 
-def _with_tail(boundaries: NDArray[np.int64], total: int, most: int) -> NDArray[np.int64]:
-    """Append boundaries that cut the spare query tokens into sequences of at most `most` tokens."""
-    inner = np.arange(boundaries[-1] + most, total, most)
+def _with_tail(boundaries: NDArray[np.int64], total: int, max_tokens: int) -> NDArray[np.int64]:
+    """Append boundaries that cut the spare query tokens into sequences of at most `max_tokens` tokens."""
+    inner = np.arange(boundaries[-1] + max_tokens, total, max_tokens)
     return np.concatenate([boundaries, inner, [total] if boundaries[-1] < total else []]).astype(np.int64)

@@ -39,8 +39,8 @@ class Answer:
         whole_Q = text.lengths_Q + 2
         first_Q = np.cumsum(whole_Q) - whole_Q
         places_M = np.arange(int(whole_Q.sum())) + np.repeat(text.starts_Q - 1 - first_Q, whole_Q)
-        total, most = len(text.ids_T), len(text.ids_T) // 3
-        spare = most - len(whole_Q)
+        total, max_questions = len(text.ids_T), len(text.ids_T) // 3
+        spare = max_questions - len(whole_Q)
         targets = {
             PLACES: np.pad(places_M, (0, total - len(places_M))),
             LENGTHS: np.pad(whole_Q, (0, spare)),
@@ -72,15 +72,16 @@ class Choose:
         starts_P = np.concatenate([starts for starts, _ in parts] or [np.empty(0, dtype=np.int64)])
         lengths_P = np.concatenate([lengths for _, lengths in parts] or [np.empty(0, dtype=np.int64)])
         cut = replace(text, starts_Q=starts_P, lengths_Q=lengths_P)
-        most = len(text.ids_T) // 3  # a choice has at least three tokens
-        choices_GC = np.full((most // 2, len(settings.labels)), NO_CHOICE, dtype=np.int64)  # and a question two choices
+        max_choices = len(text.ids_T) // 3  # a choice has at least three tokens
+        # and a question two choices
+        choices_GC = np.full((max_choices // 2, len(settings.labels)), NO_CHOICE, dtype=np.int64)
         at = 0
         for number, (starts, _) in enumerate(parts):
             choices_GC[number, : len(starts)] = np.arange(at, at + len(starts))
             at += len(starts)
         right = text.labels[:, 0].astype(np.int64)
         targets = {
-            FIRSTS: np.pad(starts_P - 1, (0, most - len(starts_P))),
+            FIRSTS: np.pad(starts_P - 1, (0, max_choices - len(starts_P))),
             CHOICES: choices_GC.reshape(-1),
             RIGHT: np.pad(right, (0, len(choices_GC) - len(right)), constant_values=IGNORED_LABEL),
         }

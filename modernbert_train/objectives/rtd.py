@@ -52,8 +52,8 @@ class ReplacedTokens:
         predicted, positions_M = predictions(masked), masked.targets[POSITIONS]
         positions = positions_M[:predicted]
         sequence = np.searchsorted(text.starts_Q, positions, side="right") - 1
-        place = (positions - text.starts_Q[sequence]).astype(np.uint64)
-        draws = (hash64(text.keys_Q[sequence] ^ _DRAW, place) >> np.uint64(33)).astype(np.int64)
+        position = (positions - text.starts_Q[sequence]).astype(np.uint64)
+        draws = (hash64(text.keys_Q[sequence] ^ _DRAW, position) >> np.uint64(33)).astype(np.int64)
         targets = {
             **masked.targets,
             DRAWS: np.pad(draws, (0, len(positions_M) - predicted)),

@@ -294,33 +294,33 @@ class _Owners:
         self._group, self._ranks, self._rank = mesh.get_group(dim), mesh.size(dim), mesh.get_local_rank(dim)
         self._rows, self._columns, self._empty = rows, [shard.shape[1] for shard in shards], shards[0].new_empty(0)
         owners = share_out(tuple(costs), self._ranks)
-        self._owned = [[place for place, owner in enumerate(owners) if owner == rank] for rank in range(self._ranks)]
+        self._owned = [[index for index, owner in enumerate(owners) if owner == rank] for rank in range(self._ranks)]
         self.mine = self._owned[self._rank]
 
     def gather(self, shards: Sequence[Tensor]) -> list[Tensor]:
         """Gather the whole weights of `mine` from the local shards of all weights."""
-        outgoing = [[shards[place] for place in places] for places in self._owned]
-        shapes = [[self._shape(place, rank) for place in self.mine] for rank in range(self._ranks)]
+        outgoing = [[shards[index] for index in places] for places in self._owned]
+        shapes = [[self._shape(index, rank) for index in self.mine] for rank in range(self._ranks)]
         incoming = self._swap(outgoing, shapes)
         return [torch.cat(parts) for parts in zip(*incoming, strict=True)]
 
     def scatter(self, wholes: Sequence[Tensor]) -> list[Tensor]:
         """Scatter the whole weights of `mine` to local shards of all weights."""
         cuts = [
-            whole.split([self._shape(place, rank)[0] for rank in range(self._ranks)])
-            for place, whole in zip(self.mine, wholes, strict=True)
+            whole.split([self._shape(index, rank)[0] for rank in range(self._ranks)])
+            for index, whole in zip(self.mine, wholes, strict=True)
         ]
         outgoing = [[cut[rank] for cut in cuts] for rank in range(self._ranks)]
-        shapes = [[self._shape(place, self._rank) for place in places] for places in self._owned]
-        places = [place for places in self._owned for place in places]
+        shapes = [[self._shape(index, self._rank) for index in places] for places in self._owned]
+        places = [index for places in self._owned for index in places]
         shards = [shard for received in self._swap(outgoing, shapes) for shard in received]
         return [shard for _, shard in sorted(zip(places, shards, strict=True), key=lambda pair: pair[0])]
 
-    def _shape(self, place: int, rank: int) -> tuple[int, int]:
+    def _shape(self, index: int, rank: int) -> tuple[int, int]:
         """Return the shape of a rank's shard: FSDP2 gives all ranks equally many rows, and the last ones the rest."""
-        rows = self._rows[place]
-        most = -(-rows // self._ranks)
-        return max(0, min(most, rows - rank * most)), self._columns[place]
+        rows = self._rows[index]
+        rows_per_rank = -(-rows // self._ranks)
+        return max(0, min(rows_per_rank, rows - rank * rows_per_rank)), self._columns[index]
 
     def _swap(
         self, outgoing: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[tuple[int, int]]]

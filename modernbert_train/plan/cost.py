@@ -35,13 +35,13 @@ class Bill:
 
     @property
     def gpu_hours(self) -> tuple[float, float]:
-        least, most = self.between
-        return self.ranks * least / 3600, self.ranks * most / 3600
+        low, high = self.between
+        return self.ranks * low / 3600, self.ranks * high / 3600
 
     @property
     def dollars(self) -> tuple[float, float]:
-        least, most = self.gpu_hours
-        return least * self.price, most * self.price
+        low, high = self.gpu_hours
+        return low * self.price, high * self.price
 
 
 def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
@@ -55,13 +55,13 @@ def bill_of(plan: Plan, gpu: str, prices: dict[str, float]) -> Bill:
     training = sum((plan.phase_times(gpu, phase) for phase in plan.phases), np.zeros(3))
     flops = sum(phase.tokens * phase.flops.training for phase in plan.phases)
     fastest, _, slowest = (float(plan.tokens / each / plan.ranks) for each in training)
-    least, expected, most = (float(each) for each in training + plan.validation_times(gpu))
+    low, expected, high = (float(each) for each in training + plan.validation_times(gpu))
     share = flops / plan.tokens / GPUS[gpu].peak_flops
     return Bill(
         tokens_per_second=(slowest, fastest),
         mfu=(slowest * share, fastest * share),
         seconds=expected,
-        between=(least, most),
+        between=(low, high),
         ranks=plan.ranks,
         price=prices.get(gpu, GPUS[gpu].price),
         fits=all(plan.fits(phase, gpu) for phase in plan.phases) if plan.knows_memory else None,

@@ -167,11 +167,11 @@ def rows_of(data: DataConfig, now: Position, documents: Documents) -> RowText:
         cut = {"": whole if documents.assumed is None else _sequences(documents.assumed, row, special)}
     # the phase's shares weight the tokens of each stream; with mix_by=documents, its mean document length too
     by_documents = bool(documents.streams) and data.mix_by == "documents"
-    asked = {
+    amounts = {
         name: weight * (documents.streams[name].tokens / documents.streams[name].documents if by_documents else 1.0)
         for name, weight in weights.items()
     }
-    shares = {name: weight / sum(asked.values()) for name, weight in asked.items()}
+    shares = {name: weight / sum(amounts.values()) for name, weight in amounts.items()}
     apart = dict(cut)  # lengths of sequences that do not attend to each other
     for name, texts in ((name, stream.texts) for name, stream in documents.streams.items()):
         if objective.compares and name in cut and texts is not None:

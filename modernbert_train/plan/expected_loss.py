@@ -79,10 +79,10 @@ def expect(
     """
     useful = effective_tokens(tokens, tokens if unique_tokens is None else unique_tokens)
     share = share_of_unigram(parameters, useful)
-    most = share_of_unigram(parameters, useful * min(1.0, BATCH / batch_tokens))
+    highest_share = share_of_unigram(parameters, useful * min(1.0, BATCH / batch_tokens))
     spread = math.hypot(RESIDUAL, SAMPLE * math.sqrt(20_000 / held_out_tokens))
     spread += PER_DOUBLING * (_doublings(parameters, PARAMETERS) + _doublings(useful, TOKENS))
-    low, high = max(0.0, share - spread), min(1.0, most + spread)
+    low, high = max(0.0, share - spread), min(1.0, highest_share + spread)
     beyond = [
         *_beyond(parameters, PARAMETERS, "parameters"),
         *_beyond(tokens, TOKENS, "tokens"),
@@ -93,7 +93,7 @@ def expect(
         low=unigram_loss * low,
         high=unigram_loss * high,
         extrapolates=" and ".join(beyond) + " than any measured run" if beyond else None,
-        is_known=most - share + 2 * spread <= 2 * MAX_HALF_RANGE,
+        is_known=highest_share - share + 2 * spread <= 2 * MAX_HALF_RANGE,
     )
 
 

@@ -257,14 +257,14 @@ def _milestones(settings: CheckpointConfig, ranges: Sequence[StepRange]) -> int:
 
 
 def _validation_tokens(data: DataConfig, settings: EvalConfig, facts: DataFacts | None) -> int | None:
-    folder, most = data.validation, settings.max_tokens
+    folder, max_tokens = data.validation, settings.max_tokens
     if facts is not None and facts.validation is not None:
         card = facts.validation.card
     elif folder is not None and Path(folder).is_dir():  # held-out text may exist without training text
         card = read_card(folder)
     else:
-        return most
-    return card.tokens if most is None else min(most, card.tokens)
+        return max_tokens
+    return card.tokens if max_tokens is None else min(max_tokens, card.tokens)
 
 
 def _phase(now: Position, text: RowText, ranges: Sequence[StepRange]) -> PlannedPhase:

@@ -117,12 +117,12 @@ def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, sha
         shards: ranks that share one copy of the weights.
     """
     chunk = config.compute.logits_at_once(config.model.vocab_size, on_gpu=True, bytes_per_logit=2 if bf16 else 4)
-    asked = config.in_phase[name].objective.named_teacher is not None
+    has_teacher = config.in_phase[name].objective.named_teacher is not None
     return teacher_bytes(
         config.objective,
         bf16=bf16,
-        tokens=tokens if asked else 0,
-        chunk=chunk if asked else 0,
+        tokens=tokens if has_teacher else 0,
+        chunk=chunk if has_teacher else 0,
         compiled=bool(config.compute.compile),
         shards=shards,
     )
@@ -144,38 +144,38 @@ def configured_memory(config: RunConfig, name: str, gpu: HasMemory, ranks: int) 
     return phase_memory(config, name, gpu, config.distributed.strategy, ranks, rows)
 
 
-def max_rows(config: RunConfig, name: str, gpu: HasMemory, strategy: Strategy, ranks: int, most: int) -> int:
-    """Return the largest microbatch that fits with a reserve, in rows, at most `most`; 0 if not even one row fits."""
+def max_rows(config: RunConfig, name: str, gpu: HasMemory, strategy: Strategy, ranks: int, row_limit: int) -> int:
+    """Return the largest microbatch that fits with a reserve, in rows, up to `row_limit`; 0 if not one row fits."""
     usable = usable_bytes(gpu)
     return bisect_right(
-        range(1, most + 1), usable, key=lambda rows: phase_memory(config, name, gpu, strategy, ranks, rows).peak
+        range(1, row_limit + 1), usable, key=lambda rows: phase_memory(config, name, gpu, strategy, ranks, rows).peak
     )
 
 
-def even_rows(phase: PhaseConfig, ranks: int, most: int) -> int:
-    """Return rows of a microbatch, at most `most`, without a smaller last microbatch, which would be compiled too.
+def even_rows(phase: PhaseConfig, ranks: int, row_limit: int) -> int:
+    """Return rows of a microbatch, at most `row_limit`, without a smaller last microbatch, which would be compiled too.
 
     The same holds in a batch warmup if possible. If even cuts would halve the microbatch, parts are about equal in
     size.
     """
     own = own_rows(phase, ranks)
-    most = min(most, own)
+    row_limit = min(row_limit, own)
     for whole in (math.gcd(*(-(-rows // ranks) for rows in phase.batch_sizes)), own):
-        for rows in range(most, most // 2, -1):
+        for rows in range(row_limit, row_limit // 2, -1):
             if whole % rows == 0:
                 return rows
-    return -(-own // -(-own // most))
+    return -(-own // -(-own // row_limit))
 
 
 def microbatches(config: RunConfig, gpu: HasMemory, ranks: int) -> dict[str, int]:
     """Return the automatic microbatches by dotted key: the largest that fit; one row if memory is not predicted."""
-    found = {}
+    rows = {}
     for name, phase in config.phases.items():
         if phase.microbatch_tokens is None and predicts(config):
-            most = min(own_rows(phase, ranks), max(1, MAX_TOKENS // phase.row_tokens))
-            fitting = max_rows(config, name, gpu, config.distributed.strategy, ranks, most)
-            found[microbatch_key(name)] = even_rows(phase, ranks, max(1, fitting)) * phase.row_tokens
-    return found
+            row_limit = min(own_rows(phase, ranks), max(1, MAX_TOKENS // phase.row_tokens))
+            fitting = max_rows(config, name, gpu, config.distributed.strategy, ranks, row_limit)
+            rows[microbatch_key(name)] = even_rows(phase, ranks, max(1, fitting)) * phase.row_tokens
+    return rows
 
 
 def too_large(config: RunConfig, gpu: HasMemory, ranks: int) -> Iterator[str]:

@@ -133,7 +133,7 @@ BY_PARAMETERS = ("tiny", "quickstart", "17m", "32m", "68m", "150m", "400m", "1b"
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """A run to derive.
 
     Attributes:
@@ -249,18 +249,18 @@ class Batches(NamedTuple):
     ruled_tokens: float
 
 
-def batches_for(asked: Asked) -> Batches:
+def batches_for(request: RunRequest) -> Batches:
     """Return row lengths and batch of a run.
 
     The batch grows with compute, starting from the published run of its size, with DeepSeek LLM's exponent. It leaves
     at least MIN_STEPS steps, and divides among the GPUs in all stages of its warmup.
     """
-    size, ranks = asked.size, max(1, asked.gpus)
-    row, longest = size.rows if asked.gpus else _CPU_ROWS
-    if asked.longest is not None:
-        longest = min(longest, max(row, 1 << (asked.longest + 1).bit_length()))
-    ruled = size.batch_tokens * (asked.tokens / size.run.total_tokens) ** BATCH_EXPONENT
-    tokens = min(ruled, max(MIN_BATCH_TOKENS, asked.tokens / MIN_STEPS))
+    size, ranks = request.size, max(1, request.gpus)
+    row, longest = size.rows if request.gpus else _CPU_ROWS
+    if request.longest is not None:
+        longest = min(longest, max(row, 1 << (request.longest + 1).bit_length()))
+    ruled = size.batch_tokens * (request.tokens / size.run.total_tokens) ** BATCH_EXPONENT
+    tokens = min(ruled, max(MIN_BATCH_TOKENS, request.tokens / MIN_STEPS))
     per_rank = max(1, round(tokens / row / ranks))
     stages = min(size.stages, per_rank)
     unit = max(1, round(per_rank / stages)) * ranks
@@ -269,40 +269,40 @@ def batches_for(asked: Asked) -> Batches:
     return Batches(row, longest, rows, long_rows, unit, ruled)
 
 
-def learning_rate(asked: Asked) -> float:
+def learning_rate(request: RunRequest) -> float:
     """Return the size's published learning rate, times the square root of the batch's reduction by MIN_STEPS.
 
     Source of the root: Malladi et al. 2022, arXiv 2205.10287.
     """
-    batches = batches_for(asked)
+    batches = batches_for(request)
     ratio = min(1.0, batches.rows * batches.row_tokens / batches.ruled_tokens)
-    published = asked.size.run.optim.lr
+    published = request.size.run.optim.lr
     return float(f"{published * math.sqrt(ratio):.2g}") if ratio < 0.9 else published
 
 
-def phase_tokens(asked: Asked) -> dict[str, int]:
+def phase_tokens(request: RunRequest) -> dict[str, int]:
     """Return the tokens of each phase, in the proportions of the published run."""
-    phases = asked.size.phases
+    phases = request.size.phases
     whole = sum(phase.tokens for phase in phases.values())
-    return {name: _whole(asked.tokens * phase.tokens / whole) for name, phase in phases.items()}
+    return {name: _whole(request.tokens * phase.tokens / whole) for name, phase in phases.items()}
 
 
-def run_yaml(asked: Asked) -> str:
+def run_yaml(request: RunRequest) -> str:
     """Return the run as YAML with the rule and the source of each value as a comment."""
-    size, model = asked.size, asked.size.model
-    lines = [f"# {line}".rstrip() for line in (*asked.head, *_sources(asked))] + [""]
+    size, model = request.size, request.size.model
+    lines = [f"# {line}".rstrip() for line in (*request.head, *_sources(request))] + [""]
     lines += [
-        f"name: {_text(asked.name)}",
-        f"runs_folder: {_text(asked.runs_folder)}",
+        f"name: {_text(request.name)}",
+        f"runs_folder: {_text(request.runs_folder)}",
         "seed: 17",
         "",
         "data:",
-        f"  train: {_text(f'{asked.folder}/train')}",
-        f"  validation: {_text(f'{asked.folder}/validation')}",
-        f"  tokenizer: {_text(f'{asked.folder}/tokenizer')}",
+        f"  train: {_text(f'{request.folder}/train')}",
+        f"  validation: {_text(f'{request.folder}/validation')}",
+        f"  tokenizer: {_text(f'{request.folder}/tokenizer')}",
         "",
-        f"model: # {size.parameters(asked.entries):,} parameters in the shape of {size.source}",
-        f"  vocab_size: {asked.entries} # {_why_entries(asked)}",
+        f"model: # {size.parameters(request.entries):,} parameters in the shape of {size.source}",
+        f"  vocab_size: {request.entries} # {_why_entries(request)}",
         f"  hidden_size: {model.hidden_size}",
         f"  num_layers: {model.num_layers}",
         f"  num_heads: {model.num_heads}",
@@ -314,19 +314,19 @@ def run_yaml(asked: Asked) -> str:
         "",
         "optim:",
         "  name: stable_adamw",
-        f"  lr: {rate(learning_rate(asked))} # {_why_rate(asked)}",
+        f"  lr: {rate(learning_rate(request))} # {_why_rate(request)}",
         "  betas: [0.9, 0.98] # ModernBERT, appendix A",
         f"  weight_decay: {rate(size.run.optim.weight_decay)} # {size.source}",
         "",
         f"checkpoint: {{interval_seconds: {size.checkpoint_seconds}}}",
-        *["compute: {precision: bf16} # 1.7 x as fast on this processor, at like losses: docs/speed.md"] * asked.bf16,
+        *["compute: {precision: bf16} # 1.7 x as fast on this processor, at like losses: docs/speed.md"] * request.bf16,
         "",
-        f"# {_why_tokens(asked)}",
+        f"# {_why_tokens(request)}",
         f"# Phases are in the proportions of {size.family}. Microbatches and kernels are left open: a run takes what",
         "# is fast on its device, and fits there.",
         "phases:",
     ]
-    return "\n".join([*lines, *_phase_lines(asked)]) + "\n"
+    return "\n".join([*lines, *_phase_lines(request)]) + "\n"
 
 
 def _text(value: str) -> str:
@@ -338,8 +338,8 @@ def _text(value: str) -> str:
 _WORDS_OF_YAML = ("true", "false", "yes", "no", "on", "off", "null", "y", "n", ".inf", ".nan")
 
 
-def _sources(asked: Asked) -> Iterator[str]:
-    size = asked.size
+def _sources(request: RunRequest) -> Iterator[str]:
+    size = request.size
     tokens = f"{tokens_text(size.run.total_tokens)} tokens in batches of {tokens_text(size.batch_tokens)}"
     kind, _, stem = f"run/{size.file}".removesuffix(".yaml").replace("run/recipes", "recipe").partition("/")
     yield f"The anchor is {size.source}, {tokens}; `init {kind} {stem}` prints it with its sources."
@@ -348,19 +348,19 @@ def _sources(asked: Asked) -> Iterator[str]:
         yield "The published weights grew out of base: weights.grow_from=RUN does so. Without it they begin random."
 
 
-def _phase_lines(asked: Asked) -> Iterator[str]:
-    size, batches, tokens = asked.size, batches_for(asked), phase_tokens(asked)
+def _phase_lines(request: RunRequest) -> Iterator[str]:
+    size, batches, tokens = request.size, batches_for(request), phase_tokens(request)
     for number, (name, phase) in enumerate(size.phases.items()):
         long = phase.row_tokens > size.rows[0]
         row, rows = (batches.long_row_tokens, batches.long_rows) if long else (batches.row_tokens, batches.rows)
         yield f"  {name}:"
         yield f"    tokens: {tokens[name]:_}"
-        yield f"    row_tokens: {row}{_why_row(asked, batches, long=long)}"
-        yield f"    batch_rows: {rows}{f' # {_why_batch(asked, batches)}' if not number else ''}"
+        yield f"    row_tokens: {row}{_why_row(request, batches, long=long)}"
+        yield f"    batch_rows: {rows}{f' # {_why_batch(request, batches)}' if not number else ''}"
         if phase.lr_ratio != 1:
             yield f"    lr_ratio: {phase.lr_ratio}"
         if not number:
-            yield from _warmup_lines(asked, batches, tokens[name])
+            yield from _warmup_lines(request, batches, tokens[name])
         if phase.schedule.decay_tokens:
             ratio = phase.schedule.final_lr_ratio
             yield f"    schedule: {{decay_tokens: {tokens[name]:_}, decay: one_minus_sqrt, final_lr_ratio: {ratio}}}"
@@ -371,25 +371,25 @@ def _phase_lines(asked: Asked) -> Iterator[str]:
                 yield f"    {section}: {{{key}: {value if value > 0.01 else f'{value:.1e}'.replace('e-0', 'e-')}}}"
 
 
-def _warmup_lines(asked: Asked, batches: Batches, tokens: int) -> Iterator[str]:
-    size, batch = asked.size, batches.rows * batches.row_tokens
+def _warmup_lines(request: RunRequest, batches: Batches, tokens: int) -> Iterator[str]:
+    size, batch = request.size, batches.rows * batches.row_tokens
     if batches.unit < batches.rows:
         grows = _whole(size.batch_warmup * tokens)
         stages = f"start_rows: {batches.unit}, step_rows: {batches.unit}, tokens: {grows:_}"
         yield f"    batch_warmup: {{{stages}}} # {size.batch_warmup:.1%} of the phase: {size.source}"
-    least = min(WARMUP_STEPS * batch, MAX_WARMUP * tokens)
-    if least > size.warmup * tokens:
+    warmup_tokens = min(WARMUP_STEPS * batch, MAX_WARMUP * tokens)
+    if warmup_tokens > size.warmup * tokens:
         why = f"{WARMUP_STEPS} steps, arXiv 1910.04209, or {MAX_WARMUP:.0%} of the phase"
     else:
-        least, why = size.warmup * tokens, f"{size.warmup:.2%} of the phase: {size.family}"
-    yield f"    schedule: {{warmup_tokens: {_whole(least):_}}} # {why}"
+        warmup_tokens, why = size.warmup * tokens, f"{size.warmup:.2%} of the phase: {size.family}"
+    yield f"    schedule: {{warmup_tokens: {_whole(warmup_tokens):_}}} # {why}"
 
 
-def _why_entries(asked: Asked) -> str:
-    if asked.tokenizer is not None:
-        return f"of {asked.tokenizer}"
-    if asked.entries == asked.size.entries:
-        return asked.size.source
+def _why_entries(request: RunRequest) -> str:
+    if request.tokenizer is not None:
+        return f"of {request.tokenizer}"
+    if request.entries == request.size.entries:
+        return request.size.source
     return "a power of two; it grows from the quickstart's as the root of the text (Heaps' law)"
 
 
@@ -397,34 +397,34 @@ def _why_init(size: Size) -> str:
     return size.source if size.model.init_std == 0.02 else f"{size.source}; 0.02 is for widths from 768"
 
 
-def _why_rate(asked: Asked) -> str:
-    published = asked.size.run.optim.lr
-    if learning_rate(asked) == published:
-        return asked.size.source
-    return f"{rate(published)} of {asked.size.source}, times the root of the share of the batch (arXiv 2205.10287)"
+def _why_rate(request: RunRequest) -> str:
+    published = request.size.run.optim.lr
+    if learning_rate(request) == published:
+        return request.size.source
+    return f"{rate(published)} of {request.size.source}, times the root of the share of the batch (arXiv 2205.10287)"
 
 
-def _why_tokens(asked: Asked) -> str:
-    text = f"{tokens_text(asked.tokens)} tokens"
-    if asked.text_tokens:
-        passes = asked.tokens / asked.text_tokens
+def _why_tokens(request: RunRequest) -> str:
+    text = f"{tokens_text(request.tokens)} tokens"
+    if request.text_tokens:
+        passes = request.tokens / request.text_tokens
         text += f", {passes:.2g} passes over the text; up to {MAX_PASSES} repeats cost little (arXiv 2305.16264)"
-    return f"{text}; {asked.tokens / asked.size.parameters(asked.entries):.2g} a parameter."
+    return f"{text}; {request.tokens / request.size.parameters(request.entries):.2g} a parameter."
 
 
-def _why_row(asked: Asked, batches: Batches, *, long: bool) -> str:
-    if long and asked.longest is not None and batches.long_row_tokens < asked.size.rows[1] and asked.gpus:
-        return f" # the longest documents have {asked.longest:,} tokens"
-    return "" if long or asked.gpus else " # for a CPU, as in the quickstart"
+def _why_row(request: RunRequest, batches: Batches, *, long: bool) -> str:
+    if long and request.longest is not None and batches.long_row_tokens < request.size.rows[1] and request.gpus:
+        return f" # the longest documents have {request.longest:,} tokens"
+    return "" if long or request.gpus else " # for a CPU, as in the quickstart"
 
 
-def _why_batch(asked: Asked, batches: Batches) -> str:
+def _why_batch(request: RunRequest, batches: Batches) -> str:
     batch = f"{tokens_text(batches.rows * batches.row_tokens)} tokens"
-    if batches.rows * batches.row_tokens == asked.size.batch_tokens:
-        return f"{batch}: {asked.size.source}"
+    if batches.rows * batches.row_tokens == request.size.batch_tokens:
+        return f"{batch}: {request.size.source}"
     if batches.rows * batches.row_tokens < 0.9 * batches.ruled_tokens:
         return f"{batch}, which leaves {MIN_STEPS} steps, as the quickstart has"
-    return f"{batch}: {asked.size.source}'s times (tokens / its tokens)^{BATCH_EXPONENT} (arXiv 2401.02954)"
+    return f"{batch}: {request.size.source}'s times (tokens / its tokens)^{BATCH_EXPONENT} (arXiv 2401.02954)"
 
 
 def _whole(tokens: float) -> int:

@@ -110,7 +110,7 @@ class Resolved:
         return hashlib.sha256(replace(self, gpu=None).to_json().encode()).hexdigest()
 
     @classmethod
-    def from_json(cls, text: str, asked: RunConfig) -> Resolved:
+    def from_json(cls, text: str, requested: RunConfig) -> Resolved:
         """Read the resolved run of another process, for the same configuration.
 
         Raises:
@@ -122,11 +122,11 @@ class Resolved:
                 f"this run was resolved by version {tree.get('program')} of this program, and this process is "
                 f"{__version__}. Install the same version everywhere."
             )
-        differ = changes(tree["asked"], json.loads(json.dumps(flat(asked))))
+        differ = changes(tree["asked"], json.loads(json.dumps(flat(requested))))
         refuse("this run was resolved with other keys", differ, "Start all processes with the same YAML and overrides.")
-        config = with_settings(asked, tree["decided"])
+        config = with_settings(requested, tree["decided"])
         gpu = None if tree["gpu"] is None else RunGpus.from_json(tree["gpu"])
-        return cls(asked, config, tree["ranks"], lines=tuple(tree["lines"]), gpu=gpu)
+        return cls(requested, config, tree["ranks"], lines=tuple(tree["lines"]), gpu=gpu)
 
 
 def resolve(

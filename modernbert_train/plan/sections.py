@@ -86,9 +86,9 @@ def _two_digits(number: float) -> str:
 
 def time_between(bill: Bill) -> str:
     """Format the range of a bill's time, in one unit: '9.9 to 14 d'."""
-    least, most = bill.between
-    unit, size = next(((unit, size) for unit, size in _UNITS if least >= 2 * size), _UNITS[-1])
-    return f"{between(least / size, most / size)} {unit}"
+    low, high = bill.between
+    unit, size = next(((unit, size) for unit, size in _UNITS if low >= 2 * size), _UNITS[-1])
+    return f"{between(low / size, high / size)} {unit}"
 
 
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
@@ -264,11 +264,11 @@ def _no_memory(gpu: str) -> Section:
 
 def _memory(plan: Plan, gpu: str) -> Section:
     each = [plan.memory(phase, gpu) for phase in plan.phases]
-    names = list(dict.fromkeys(name for found in each for name in found.parts()))
+    names = list(dict.fromkeys(name for memory in each for name in memory.parts()))
     rows: list[Cells] = [("phase", "microbatch", *names, "peak", "fits")]
-    for phase, found in zip(plan.phases, each, strict=True):
+    for phase, memory in zip(plan.phases, each, strict=True):
         own = min(-(-phase.config.batch_rows // plan.ranks), phase.config.microbatch_rows) * phase.config.row_tokens
-        sizes = (*(getattr(found, name) for name in names), found.peak)
+        sizes = (*(getattr(memory, name) for name in names), memory.peak)
         rows.append((phase.name, f"{own:,}", *(gb(size) for size in sizes), "yes" if plan.fits(phase, gpu) else "NO"))
     kept = "layer inputs only" if plan.config.compute.activation_checkpointing else "no activation checkpointing"
     compiled = "compiled" if plan.config.compute.compile else "not compiled"
@@ -293,10 +293,10 @@ def _advice(plan: Plan, gpu: str) -> Section:
     notes = ["The largest that divides the rows of a rank, and the largest that fits; sharding must gain 2 % over ddp."]
     best: dict[str, list[str]] = {}
     for phase in plan.phases:
-        found = settings(plan, phase, gpu, plan.ranks)
-        rows += [_setting_row(phase, setting) for setting in found]
-        if len(found) > 1:
-            best.setdefault(found[0].strategy, []).append(phase.name)
+        found_settings = settings(plan, phase, gpu, plan.ranks)
+        rows += [_setting_row(phase, setting) for setting in found_settings]
+        if len(found_settings) > 1:
+            best.setdefault(found_settings[0].strategy, []).append(phase.name)
     notes += memory_notes(plan, gpu)
     notes += [f"{strategy} is the best of those that fit: {', '.join(names)}." for strategy, names in best.items()]
     return Section(f"Largest microbatch that fits {plan.ranks} x {GPUS[gpu].label}", rows, notes)
@@ -325,18 +325,18 @@ def _setting_row(phase: PlannedPhase, setting: Setting) -> Cells:
 
 
 def _storage(plan: Plan, gpu: str) -> Section:
-    found = stored(plan, gpu)
+    storage = stored(plan, gpu)
     validation = "none: data.validation is not set"
     if plan.config.data.validation is not None:
         tokens = "all its" if plan.validation_tokens is None else f"{plan.validation_tokens:,}"
         validation = f"{plan.validations:,} passes over {tokens} tokens"
-    most = f"{gb(found.kept_bytes)} GB; {gb(found.max_bytes)} GB while one is written"
+    kept_text = f"{gb(storage.kept_bytes)} GB; {gb(storage.max_bytes)} GB while one is written"
     return Section(
         "Checkpoints and validation",
         [
-            ("one checkpoint", f"{gb(found.checkpoint_bytes)} GB"),
-            ("written", f"about {found.written:,}, {gb(found.written * found.checkpoint_bytes)} GB in all"),
-            ("kept", f"at most {found.kept:,}, {most}"),
+            ("one checkpoint", f"{gb(storage.checkpoint_bytes)} GB"),
+            ("written", f"about {storage.written:,}, {gb(storage.written * storage.checkpoint_bytes)} GB in all"),
+            ("kept", f"at most {storage.kept:,}, {kept_text}"),
             ("validation", validation),
         ],
     )

@@ -217,8 +217,8 @@ def product_seconds(gpu: Gpu, positions: float, rows: int, columns: int, forward
 
 def attention_of(gpu_name: str, compute: ComputeConfig, window: int | None) -> Attention:
     """Return the kernel's curve: FlashAttention-3 if `flash` is configured on Hopper, otherwise FlashAttention-2."""
-    asked = (compute.global_attention or compute.attention) if window is None else compute.attention
-    return FLASH3 if asked == "flash" and gpu_name in HOPPER else FLASH2
+    kernel = (compute.global_attention or compute.attention) if window is None else compute.attention
+    return FLASH3 if kernel == "flash" and gpu_name in HOPPER else FLASH2
 
 
 def parts(gpu_name: str, work: Work, tokens: int) -> dict[str, float]:

@@ -112,9 +112,9 @@ def _split_lines(splits: dict[str, Any]) -> Iterator[str]:
         percentiles = ", ".join(f"{p} % {value:,}" for p, value in each["percentiles"].items())
         yield f"  {name}: {each['documents']:,} documents, {each['tokens']:,} tokens"
         yield f"    tokens in a document: {percentiles}, longest {each['longest']:,}"
-        most = max(bin["documents"] for bin in each["histogram"])
+        max_documents = max(bin["documents"] for bin in each["histogram"])
         for bin in each["histogram"]:
-            bar = "#" * -(-bin["documents"] * _BAR // most)
+            bar = "#" * -(-bin["documents"] * _BAR // max_documents)
             line = f"    from {bin['from']:>6,}  {bin['documents']:>12,} documents"
             yield f"{line}  {bin['tokens'] / each['tokens']:>6.1%} of the tokens  {bar}".rstrip()
         for field, content in each["fields"].items():

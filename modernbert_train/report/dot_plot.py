@@ -31,15 +31,15 @@ def draw_dot_plot(columns: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[s
         [
             _Dot(model, 100 * cell["mean"], 100 * (cell["standard_deviation"] or 0.0))
             for model, row in enumerate(rows)
-            if (cell := row["cells"][place]) is not None and cell["mean"] is not None
+            if (cell := row["cells"][index]) is not None and cell["mean"] is not None
         ]
-        for place in range(len(columns))
+        for index in range(len(columns))
     ]
     ends = [dot.percent + side * dot.deviation for each in dots for dot in each for side in (-1, 1)]
-    least, most = min(ends, default=0.0), max(ends, default=100.0)
-    tick = next((each for each in (1, 2, 5, 10, 20) if most - least <= 10 * each), 50)
-    low = tick * math.floor(least / tick)
-    high = max(tick * math.ceil(most / tick), low + tick)
+    lowest, highest = min(ends, default=0.0), max(ends, default=100.0)
+    tick = next((each for each in (1, 2, 5, 10, 20) if highest - lowest <= 10 * each), 50)
+    low = tick * math.floor(lowest / tick)
+    high = max(tick * math.ceil(highest / tick), low + tick)
 
     def x(percent: float) -> float:
         return round(_LEFT + (percent - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT), 1)
@@ -54,8 +54,8 @@ def draw_dot_plot(columns: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[s
         name = shorten(f"{column['task']}, {column['metric']}", _LETTERS)
         parts.append(_text(_LEFT - 12, top + height / 2, name, "end"))
         parts.append(_line(_LEFT, top + height, _WIDTH - _RIGHT, top + height, "#dfe3e9"))
-        for place, dot in enumerate(each):
-            y = top + _GAP / 2 + (place + 0.5) * _STEP
+        for index, dot in enumerate(each):
+            y = top + _GAP / 2 + (index + 0.5) * _STEP
             ends_at = x(dot.percent - dot.deviation), x(dot.percent + dot.deviation)
             parts.append(_line(ends_at[0], y, ends_at[1], y, _COLOURS[dot.model % len(_COLOURS)]))
             parts.append(_mark(x(dot.percent), y, dot.model, rows[dot.model]))

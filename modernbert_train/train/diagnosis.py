@@ -225,17 +225,17 @@ def _chunks_of(
     else:
         return everything
     hit = set(positions.tolist())
-    found, sequence = [], 0
+    chunks, sequence = [], 0
     boundaries = batch.packed.cu_seqlens_S.tolist()
     for row in rows:
         left = plan.row_tokens
         for chunk in row:
             if not hit.isdisjoint(range(*boundaries[sequence : sequence + 2])):
-                found.append(chunk)
+                chunks.append(chunk)
             left -= chunk.length + plan.objective.special_tokens
             sequence += 1
         sequence += left > 0  # the row's padding
-    return found or everything
+    return chunks or everything
 
 
 def diagnose(
@@ -279,12 +279,12 @@ def diagnose(
     mine = [
         {
             "rank": this_rank(),
-            "microbatch": found.microbatch,
-            "loss": as_json(losses[found.microbatch]),
-            "place": found.place,
-            "documents": [chunk._asdict() for chunk in found.chunks],
+            "microbatch": finding.microbatch,
+            "loss": as_json(losses[finding.microbatch]),
+            "place": finding.place,
+            "documents": [chunk._asdict() for chunk in finding.chunks],
         }
-        for found in findings
+        for finding in findings
     ]
     own = (mine, damaged_weights, damaged_gradients)
     ranks = [own] if left else gather_from_all(own)
@@ -303,12 +303,12 @@ def diagnose(
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
     """Return names of tensors that are not finite; stop early if memory runs out, which the search then reports."""
-    found = []
+    names = []
     with _out_of_memory_ignored():
         for name, tensor in tensors.items():
             if not _is_finite(tensor):
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def _largest(gradients: Mapping[str, Tensor]) -> str:
@@ -330,18 +330,18 @@ def _out_of_memory_ignored() -> Iterator[None]:
 def hardware_at_fault(microbatches: Sequence[dict[str, Any]]) -> tuple[int, str] | None:
     """Return (rank, host) if the faults that did not recur were all on one rank; otherwise None."""
     of_hardware = f"{NOT_AGAIN} of "
-    found = {(each["rank"], each["place"]) for each in microbatches}
-    if len(found) != 1:
+    places = {(each["rank"], each["place"]) for each in microbatches}
+    if len(places) != 1:
         return None
-    ((rank, place),) = found
+    ((rank, place),) = places
     return (rank, place.removeprefix(of_hardware)) if place.startswith(of_hardware) else None
 
 
 def describe(entry: dict[str, Any]) -> str:
     """Format an entry of faults.jsonl as a sentence."""
-    what = {"non_finite": "not finite", "spike": "a spike"}[entry["fault"]]
+    fault = {"non_finite": "not finite", "spike": "a spike"}[entry["fault"]]
     loss = entry["loss"] if isinstance(entry["loss"], str) else f"{entry['loss']:.3f}"
-    text = f"step {entry['step']}, tokens {entry['tokens_before']:,} to {entry['tokens']:,}: {what}, loss {loss}"
+    text = f"step {entry['step']}, tokens {entry['tokens_before']:,} to {entry['tokens']:,}: {fault}, loss {loss}"
     if "precision" in entry:
         text += f", computed in {entry['precision']}"
     if entry["fault"] == "spike":

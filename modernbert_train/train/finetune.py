@@ -66,12 +66,12 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     source = open_model(named.source)
     weights = source.checkpoint.weights_hash if source.checkpoint is not None and speaks_for_all() else ""
     task = as_trained(task, named, source.model.hidden_size)
-    most = min(task.max_tokens, source.max_tokens, source.model.max_positions or source.max_tokens)
+    max_tokens = min(task.max_tokens, source.max_tokens, source.model.max_positions or source.max_tokens)
     rest = as_run(task_name, model, rest)
     folder = Path(check_run(rest, [model]).folder)
     with held_for_all(folder):
         with source.tokenizer_folder() as tokenizer:
-            prepared = prepare(task, tokenizer, most, folder / SHARDS)
+            prepared = prepare(task, tokenizer, max_tokens, folder / SHARDS)
         config = _run(task, named, source, prepared, folder, rest)
         _say_before(config, task, prepared, overrides)
         train(config)

@@ -97,6 +97,8 @@ def gradients(
     divisors = counts_per_rank(count_terms(microbatches, terms), compute.device)
 
     def forward(number: int, microbatch: Batch) -> Sums:
+        # here, so that both passes of a comparing objective drop the same activations: the first one's gradients
+        # belong to exactly the vectors that the second one computes
         key_dropout(seed, step, number, compute.device)
         with compute.autocast():
             sums: Sums = model(microbatch)
@@ -112,7 +114,7 @@ def gradients(
         for number, on_host in enumerate(microbatches):
             microbatch = on_host.to(compute.device, non_blocking=True).with_targets(targets[number])
             last = number + 1 == len(microbatches)
-            with synchronized(model, last=last):
+            with synchronized(model, last=last):  # the forward pass too: DDP decides there whether to reduce
                 on_event("before_forward", microbatch, None, last)
                 sums = forward(number, microbatch)
                 on_event("after_forward", microbatch, sums, last)

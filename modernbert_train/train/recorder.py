@@ -106,9 +106,9 @@ class Recorder:
         self._record.step(entry, None if update_norm is None else Reading(update_norm), self._log)
         if plan.unused:
             self._record.flush()
-            what = "phase" if tokens < self._total else "run"
+            ended = "phase" if tokens < self._total else "run"
             self._progress.line(
-                f"the {what} ends here; {plan.unused:,} tokens of text were waiting for a row and are not trained on"
+                f"the {ended} ends here; {plan.unused:,} tokens of text were waiting for a row and are not trained on"
             )
 
     def flush(self) -> None:

@@ -60,11 +60,13 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
     recipe = replace(recipe, config=replace(recipe.config, **_own(recipe, source)))
     config, folder = recipe.config, recipe.folder
     limit = min(source.max_tokens, source.model.max_positions or source.max_tokens)
-    if (most := config.max_tokens or limit) > limit:
-        raise ConfigError(f"max_tokens={most}: {recipe.model} reads {limit:,} at most. Lower it, or leave it out.")
+    if (max_tokens := config.max_tokens or limit) > limit:
+        raise ConfigError(
+            f"max_tokens={max_tokens}: {recipe.model} reads {limit:,} at most. Lower it, or leave it out."
+        )
     with held_for_all(folder):
-        card = _prepare(recipe, source, most, folder / PAIRS, prepare)
-        run = _run(recipe, source, card, most)
+        card = _prepare(recipe, source, max_tokens, folder / PAIRS, prepare)
+        run = _run(recipe, source, card, max_tokens)
         train(run)
         if not speaks_for_all():
             return None

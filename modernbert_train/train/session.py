@@ -97,19 +97,20 @@ def train(
 
 
 def _start(
-    asked: RunConfig, callbacks: Sequence[Callback | type[Callback]], resolved: Resolved | None, *, fresh: bool
+    given_config: RunConfig, callbacks: Sequence[Callback | type[Callback]], resolved: Resolved | None, *, fresh: bool
 ) -> None:
     composer_internals.install()
-    compute, requests = Compute.of(asked.compute), Requests(asked.checkpoint.interval_seconds)
+    compute, requests = Compute.of(given_config.compute), Requests(given_config.checkpoint.interval_seconds)
     with (
         closing(requests),
-        _copies(asked.checkpoint, Path(asked.folder)) as copies,
-        joined(compute.device, asked.distributed.timeout_seconds),
+        _copies(given_config.checkpoint, Path(given_config.folder)) as copies,
+        joined(compute.device, given_config.distributed.timeout_seconds),
     ):
-        _agree(asked, compute)
-        guests = build_callbacks(asked.callbacks, Path(asked.folder), compute.device) + own_callbacks(callbacks)
-        check_loggers(asked.loggers)
-        run = _resolve(asked, resolved, compute, copies, fresh=fresh)
+        _agree(given_config, compute)
+        guests = build_callbacks(given_config.callbacks, Path(given_config.folder), compute.device)
+        guests += own_callbacks(callbacks)
+        check_loggers(given_config.loggers)
+        run = _resolve(given_config, resolved, compute, copies, fresh=fresh)
         config, facts = run.config, read_facts(run.config.data)
         folder = RunFolder(config)
         # before the folder is made, so that a mistake in it can be fixed under the same name
@@ -122,7 +123,7 @@ def _start(
                 _say_trained(config, folder, start)
                 return
             loop = _build(run, facts, folder, compute, start, guests, requests)
-            _run(loop, asked, config, folder, requests)
+            _run(loop, given_config, config, folder, requests)
 
 
 def _agree(config: RunConfig, compute: Compute) -> None:
@@ -141,7 +142,7 @@ def _agree(config: RunConfig, compute: Compute) -> None:
 
 
 def _resolve(
-    asked: RunConfig, resolved: Resolved | None, compute: Compute, copies: Replica | None, *, fresh: bool
+    given_config: RunConfig, resolved: Resolved | None, compute: Compute, copies: Replica | None, *, fresh: bool
 ) -> Resolved:
     """Resolve the run on rank 0, for the smallest GPU of all ranks; return the same on every rank.
 
@@ -151,12 +152,12 @@ def _resolve(
     gpus, ranks = gpus_of_run(compute), num_ranks()
 
     def decide() -> str:
-        run = resolved or handed_over(asked, ranks) or resolve(asked, ranks, fresh=fresh, gpu=gpus)
+        run = resolved or handed_over(given_config, ranks) or resolve(given_config, ranks, fresh=fresh, gpu=gpus)
         if copies is not None:
             copies.bring_back(fresh=fresh)
         return close_for_gpus(run, gpus, fresh=fresh).to_json()
 
-    run = Resolved.from_json(on_rank_zero_slowly(decide), asked)
+    run = Resolved.from_json(on_rank_zero_slowly(decide), given_config)
     use_threads(run.config.compute, compute.device)
     return run
 
@@ -224,7 +225,7 @@ def _build(
     return loop
 
 
-def _run(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, requests: Requests) -> None:
+def _run(loop: Loop, given_config: RunConfig, config: RunConfig, folder: RunFolder, requests: Requests) -> None:
     """Train to the end, then close everything, even after an error.
 
     Raises:
@@ -239,7 +240,7 @@ def _run(loop: Loop, asked: RunConfig, config: RunConfig, folder: RunFolder, req
     if device.type == "cpu":
         keep_freed_memory()
     try:
-        with _halving(asked.phases, loop, folder):
+        with _halving(given_config.phases, loop, folder):
             loop.trainer.fit()
         loop.checkpoints.finish()
     except Exception as raised:  # recorded, then raised again

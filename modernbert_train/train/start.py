@@ -152,7 +152,7 @@ def find_newest(folder: RunFolder) -> Start:
     return start
 
 
-def find_branch(config: RunConfig, asked: StartConfig) -> Start:
+def find_branch(config: RunConfig, settings: StartConfig) -> Start:
     """Return the checkpoint of another run that config.start names, after comparing it with this run.
 
     Raises:
@@ -162,8 +162,8 @@ def find_branch(config: RunConfig, asked: StartConfig) -> Start:
     from modernbert_train.weights.names import check_same_architecture
     from modernbert_train.weights.source import check_same_tokenizer, open_model
 
-    name = f"start.checkpoint={asked.checkpoint}"
-    source = open_model(asked.checkpoint, runs_folder=config.runs_folder)
+    name = f"start.checkpoint={settings.checkpoint}"
+    source = open_model(settings.checkpoint, runs_folder=config.runs_folder)
     if source.checkpoint is None or source.checkpoint.is_average:
         raise ConfigError(
             f"{name}: holds weights only, so training cannot continue from it. Name a run or a checkpoint of this "
@@ -185,17 +185,17 @@ def find_branch(config: RunConfig, asked: StartConfig) -> Start:
             "objective: sharing, mlm_head and the generator's size."
         )
     there, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
-    if asked.moments == "keep" and there != config.optim.name:
+    if settings.moments == "keep" and there != config.optim.name:
         raise ConfigError(
             f"{name}: its moments are of optim.name={there}, this run has {config.optim.name}. Set "
             "start.moments=reset, or the optimizer it had."
         )
-    if asked.clock == "keep" and tokens >= config.total_tokens:
+    if settings.clock == "keep" and tokens >= config.total_tokens:
         raise ConfigError(
             f"{name}: is at {tokens:,} tokens, this run ends at {config.total_tokens:,}. Set start.clock=reset for "
             "phases that count from there, or lengthen the phases."
         )
-    return Start(source.checkpoint, [], asked)
+    return Start(source.checkpoint, [], settings)
 
 
 def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) -> dict[str, str]:

@@ -97,7 +97,7 @@ class Loop:
         if self.profile is not None:
             self.profile.begin()
         self.state.model.train()
-        if self.state.timestamp.batch == 0:
+        if self.state.timestamp.batch == 0:  # to Composer a run is one epoch; a resumed run is within it
             self.events.fire(Event.ITERATION_START)
             self.events.fire(Event.EPOCH_START)
         self._ended = datetime.now()
@@ -140,7 +140,7 @@ class Loop:
         self.events.fire(Event.BEFORE_TRAIN_BATCH)
         optimizer.zero_grad(set_to_none=True)
         sums = gradients(state.model, batch, self.compute, self.seed, number - 1, self.events.fire_in_microbatch)
-        state.batch = batch
+        state.batch = batch  # the events in microbatches have put each of those here
 
         # while the device computes, the host finishes the previous step's record and plans the batch after the next
         self.recorder.flush()
@@ -157,18 +157,18 @@ class Loop:
             self.trainer.logger.log_metrics({"train/skipped_updates": len(self.guard.memory["skipped_updates"])})
         if verdict.skipped:
             optimizer.zero_grad(set_to_none=True)
-        elif max_norm is not None:
+        elif max_norm is not None:  # its norm is known; torch's clip_grad_norm_ would compute it again
             clip(state.model.parameters(), numbers.grad_norm, max_norm)
         self.events.fire(Event.AFTER_TRAIN_BATCH)
-        self.checkpoints.before_update()
+        self.checkpoints.before_update()  # the update overwrites weights that may still be being copied
         optimizer.step()
 
         # advance the clock
         self.advance(plan)
         before, after = plan.tokens_before, state.timestamp.token.value
-        if not verdict.skipped:
+        if not verdict.skipped:  # the guard has recorded a skipped one
             self.recorder.step(batch, numbers, number, after, optimizer, times)
-        if verdict.target is not None:
+        if verdict.target is not None:  # after the clock: weights go back, the position in the text does not
             self.guard.roll_back(verdict.target, optimizer, plan.phase)
 
         # saves and measurements due by the clock; a stop saves first and leaves measurements to the next start

@@ -88,13 +88,13 @@ def sum_numbers(
     Raises:
         RunError: on every rank, if replicas of the weights differ.
     """
-    found = [torch.stack([each.sums[term].double() for each in microbatches]).sum() for term in terms]
+    loss_sums = [torch.stack([each.sums[term].double() for each in microbatches]).sum() for term in terms]
     request = requests.of_this_rank()
     counts = [sum(each.counts[term] for each in microbatches) for term in terms]
     host_values = [*counts, float(request.stop), float(request.overdue), float(request.failed)]
     squared = squared_gradient(model.parameters(), num_ranks())
     checks, seconds = ([], []) if silent is None else silent.to_sum(model.parameters(), step)
-    device = [*found, squared, *checks]
+    device = [*loss_sums, squared, *checks]
     sums, split = sums_over_ranks(device, [*host_values, *seconds]), len(terms)
     host_sums = sums[len(device) : len(device) + len(host_values)]
     numbers = StepNumbers.of(terms, sums[:split], host_sums[:split], sums[split], *host_sums[split:])

@@ -174,8 +174,8 @@ def _ties(tensors: Sequence[Tensor], shares: Sequence[float], keep: float) -> Te
     for tensor, share in zip(others, shares, strict=True):
         moved = tensor - base
         size = moved.abs().flatten()
-        least = size.kthvalue(max(1, size.numel() - math.ceil(keep * size.numel()) + 1)).values
-        kept.append((torch.where(moved.abs() >= least, moved, 0.0), share))
+        threshold = size.kthvalue(max(1, size.numel() - math.ceil(keep * size.numel()) + 1)).values
+        kept.append((torch.where(moved.abs() >= threshold, moved, 0.0), share))
         total += share * kept[-1][0]
     sign = total.sign()
     total.zero_()

@@ -73,50 +73,50 @@ def export_run(
             such a model.
         StorageError: there is no checkpoint, or the folder cannot be written.
     """
-    found = newest_checkpoint(config.folder) if checkpoint is None else checkpoint
-    source = source_of(found)
-    check_same_tokenizer(source, config.data.tokenizer, str(found.folder))
+    chosen = newest_checkpoint(config.folder) if checkpoint is None else checkpoint
+    source = source_of(chosen)
+    check_same_tokenizer(source, config.data.tokenizer, str(chosen.folder))
     own = f"{EXPORT}-generator" if generator else EXPORT
-    folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{found.folder.name}")
+    folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{chosen.folder.name}")
     streams, metrics = config.data.all_streams, RunFolder(config).read_metrics()
-    part = _generator(found, source) if generator else _model(source, own_prompts(source))
+    part = _generator(chosen, source) if generator else _model(source, own_prompts(source))
     left_out = unsupported_heads(part.hub, part.weights, part.model)
     card = run_card(
-        found.config,
+        chosen.config,
         streams,
-        phase=found.state.phase,
+        phase=chosen.state.phase,
         part=part.kind,
         model=part.model,  # the architecture is the checkpoint's; the YAML may have changed since
         shapes=part.shapes,
         left_out=left_out,
-        step=found.step,
-        tokens=found.state.tokens,
+        step=chosen.step,
+        tokens=chosen.state.tokens,
         metrics=metrics,
         licence=licence,
-        average=found.state.average,
-        averaged_by=found.state.averaged_by,
-        starts=read_starts(_trained_in(found, config)),
-        results=_results(found, config),
+        average=chosen.state.average,
+        averaged_by=chosen.state.averaged_by,
+        starts=read_starts(_trained_in(chosen, config)),
+        results=_results(chosen, config),
     )
     _write(part, source, Path(config.data.tokenizer), folder, card)
     for head in left_out:
         print(f"left out: {head}, which transformers' {source.model.name} cannot store")
     if not quiet:
-        print(f"of {found.folder.name}, {found.state.tokens:,} tokens:")
+        print(f"of {chosen.folder.name}, {chosen.state.tokens:,} tokens:")
         print(folder)
     return folder
 
 
-def _trained_in(found: Checkpoint, config: RunConfig) -> Path:
+def _trained_in(checkpoint: Checkpoint, config: RunConfig) -> Path:
     """Return the folder of the run that trained a checkpoint; for an average, the run of its last checkpoint."""
-    trained = Path(found.state.average[-1].checkpoint) if found.state.average else found.folder
+    trained = Path(checkpoint.state.average[-1].checkpoint) if checkpoint.state.average else checkpoint.folder
     return run_of(trained) or Path(config.folder)
 
 
-def _results(found: Checkpoint, config: RunConfig) -> list[Result]:
+def _results(checkpoint: Checkpoint, config: RunConfig) -> list[Result]:
     """Return the evaluations of these weights after training."""
-    weights = found.weights_hash
-    kept = read_results(run_of(found.folder) or Path(config.folder))
+    weights = checkpoint.weights_hash
+    kept = read_results(run_of(checkpoint.folder) or Path(config.folder))
     return [result for result in kept if result.weights == weights]
 
 
@@ -229,17 +229,17 @@ def _model(source: Source, prompts: Mapping[str, str] | None = None) -> _Part:
     return _Part("detector", model, weights, hub)
 
 
-def _generator(found: Checkpoint, source: Source) -> _Part:
-    objective = phase_objective(found)
-    model, weights = objective.generator_of(source.model), generator_of(found.weights())
-    if model is None and found.config.objective.generator_of(source.model) is not None:
+def _generator(checkpoint: Checkpoint, source: Source) -> _Part:
+    objective = phase_objective(checkpoint)
+    model, weights = objective.generator_of(source.model), generator_of(checkpoint.weights())
+    if model is None and checkpoint.config.objective.generator_of(source.model) is not None:
         raise ConfigError(
-            f"--generator: {found.folder} was trained last by objective.name={objective.name}, in phase "
-            f"{found.state.phase}, which leaves the generator idle. Name a checkpoint of a phase that trains it."
+            f"--generator: {checkpoint.folder} was trained last by objective.name={objective.name}, in phase "
+            f"{checkpoint.state.phase}, which leaves the generator idle. Name a checkpoint of a phase that trains it."
         )
     if model is None:
         raise ConfigError(
-            f"--generator: {found.folder} was trained by objective.name={objective.name}, without a generator. "
+            f"--generator: {checkpoint.folder} was trained by objective.name={objective.name}, without a generator. "
             "Leave --generator out."
         )
     wide = PROJECTION in weights

@@ -118,9 +118,10 @@ def _open(folder: Path, where: Path) -> tuple[Any, Any, bool, bool]:
             "of an exported model, with model_type=modernbert. A neobert needs code from the hub, which this program "
             "does not run."
         )
-    for key, most in _LARGEST.items():
-        if isinstance(raw.get(key), int) and raw[key] > most:  # transformers would build it before it reads the weights
-            raise DataError(f"{where / CONFIG_JSON}: {key}={str(raw[key])[:30]}, above the limit of {most:,}.")
+    for key, limit in _LARGEST.items():
+        # transformers would build it before it reads the weights
+        if isinstance(raw.get(key), int) and raw[key] > limit:
+            raise DataError(f"{where / CONFIG_JSON}: {key}={str(raw[key])[:30]}, above the limit of {limit:,}.")
     generates = isinstance(named, list) and any(str(each).endswith(_DECODERS) for each in named)
     opener = AutoModelForCausalLM if generates else AutoModelForMaskedLM
     both = kind == xlnet.FORMAT.model_type  # transformers has one class for causal and bidirectional XLNet

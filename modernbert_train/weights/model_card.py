@@ -265,9 +265,9 @@ def _data(card: DatasetCard | None, report: dict[str, Any]) -> str:
     text += f" Kept for training from {report['documents_read']:,} documents read; left out: {dropped}."
     lines = []
     for name, source in _sources(report).items():
-        place = f" `{source['path']}`" if source.get("kind") == "hub" else ""
+        link = f" `{source['path']}`" if source.get("kind") == "hub" else ""
         options = "".join(f", {key} {source[key]}" for key in ("subset", "split", "text_field") if source.get(key))
-        lines.append(f"- {name}: {source['kind']}{place}{options}")
+        lines.append(f"- {name}: {source['kind']}{link}{options}")
     return text + " Sources:\n\n" + "\n".join(lines)
 
 

@@ -77,11 +77,11 @@ def push_run(
     if every_checkpoint:
         _push_first(hub, config, newest, licence)
         for folder in step_folders(newest.folder.parent):
-            found = newest if folder == newest.folder else None
+            verified = newest if folder == newest.folder else None
             with errors_to(warn, StorageError, before="left out: "):
-                found = found or verify(folder)
-            if found is not None:
-                _push(hub, config, found, folder.name, licence)
+                verified = verified or verify(folder)
+            if verified is not None:
+                _push(hub, config, verified, folder.name, licence)
     _push(hub, config, newest, MAIN, licence, again=True)
     print(hub.end)
 
@@ -140,20 +140,20 @@ def first_checkpoint(newest: Checkpoint, folder: Path) -> Checkpoint:
 
 
 def _push(
-    hub: Hub, config: RunConfig, found: Checkpoint, revision: str, licence: str | None, *, again: bool = False
+    hub: Hub, config: RunConfig, checkpoint: Checkpoint, revision: str, licence: str | None, *, again: bool = False
 ) -> None:
     """Upload a checkpoint to a revision; `again` even if it has these weights, since its card may differ."""
-    weights = found.weights_hash
+    weights = checkpoint.weights_hash
     if not again and hub.weights_of(revision) == weights:
         print(f"{revision}: there already")
         return
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "model"
-        export_run(config, out, checkpoint=found, licence=licence, quiet=True)
-        mark = {"checkpoint": found.folder.name, "step": found.step, "tokens": found.state.tokens}
+        export_run(config, out, checkpoint=checkpoint, licence=licence, quiet=True)
+        mark = {"checkpoint": checkpoint.folder.name, "step": checkpoint.step, "tokens": checkpoint.state.tokens}
         mark |= {"weights_xxh3_128": weights, "created_by": f"modernbert-train {__version__}"}
         (out / MARK).write_text(json.dumps(mark, indent=2) + "\n", encoding="utf-8")
-        hub.upload(out, revision, f"{found.step:,} steps, {found.state.tokens:,} tokens")
+        hub.upload(out, revision, f"{checkpoint.step:,} steps, {checkpoint.state.tokens:,} tokens")
 
 
 class Hub:

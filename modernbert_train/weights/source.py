@@ -213,18 +213,18 @@ def open_model(name: str | Path, *, runs_folder: str = RunConfig.runs_folder, un
             finite, or its tokenizer has more entries than its table has rows.
         StorageError: a run without a checkpoint, or a damaged checkpoint.
     """
-    found = look_up(name, runs_folder)
-    if found.kind == "checkpoint":
-        source = source_of(open_named(found.path))
-    elif found.kind == "run":
-        source = source_of(newest_checkpoint(found.path))
-    elif found.kind == "file":
-        file = open_composer(found.path)
+    looked_up = look_up(name, runs_folder)
+    if looked_up.kind == "checkpoint":
+        source = source_of(open_named(looked_up.path))
+    elif looked_up.kind == "run":
+        source = source_of(newest_checkpoint(looked_up.path))
+    elif looked_up.kind == "file":
+        file = open_composer(looked_up.path)
         text = file.tokenizer_files.get(TOKENIZER)
         tokenizer = (None, hashlib.sha256(text.encode()).hexdigest()) if text else _tokenizer_in(file.path.parent)
         source = Source(file.path, None, file.model, "all", file.max_tokens, *tokenizer)
     else:
-        folder = fetched(found) if found.kind == "hub" else found.path
+        folder = fetched(looked_up) if looked_up.kind == "hub" else looked_up.path
         facts = read_folder(folder)
         about = (facts.model, facts.order, facts.max_tokens)
         source = Source(folder, None, *about, *_tokenizer_in(folder), facts.objective)
@@ -253,17 +253,19 @@ def _tokenizer_in(folder: Path) -> tuple[Path | None, str | None]:
     return (folder, tokenizer_sha256(folder)) if (folder / TOKENIZER).is_file() else (None, None)
 
 
-def source_of(found: Checkpoint) -> Source:
+def source_of(checkpoint: Checkpoint) -> Source:
     """Return a checkpoint as a source of weights."""
-    described, sha256 = described_by(found.config, found.state), found.state.data["tokenizer"]
-    tokenizer = tokenizer_of(found.folder, found.config.in_phase[found.state.phase].data.tokenizer, sha256)
+    described, sha256 = described_by(checkpoint.config, checkpoint.state), checkpoint.state.data["tokenizer"]
+    tokenizer = tokenizer_of(
+        checkpoint.folder, checkpoint.config.in_phase[checkpoint.state.phase].data.tokenizer, sha256
+    )
     about = (described.model, described.order, described.max_tokens)
-    return Source(found.folder, found, *about, tokenizer, sha256, described.objective)
+    return Source(checkpoint.folder, checkpoint, *about, tokenizer, sha256, described.objective)
 
 
-def plain_weights(found: Checkpoint) -> dict[str, Tensor]:
+def plain_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return a checkpoint's weights without its training-only parts: generator, differences, adapters (merged)."""
-    weights, objective = discriminator_of(found.weights()), phase_objective(found)
+    weights, objective = discriminator_of(checkpoint.weights()), phase_objective(checkpoint)
     lora = cast(LabelledConfig, objective).lora if objective.is_labelled else None
     if lora is None:
         return weights
@@ -272,9 +274,9 @@ def plain_weights(found: Checkpoint) -> dict[str, Tensor]:
     return merge_adapters(weights, lora)
 
 
-def phase_objective(found: Checkpoint) -> ObjectiveConfig:
+def phase_objective(checkpoint: Checkpoint) -> ObjectiveConfig:
     """Return the objective of the phase that wrote a checkpoint."""
-    return found.config.in_phase[found.state.phase].objective
+    return checkpoint.config.in_phase[checkpoint.state.phase].objective
 
 
 @dataclass(frozen=True)
@@ -330,8 +332,8 @@ class Origin:
             DataError: see `Source.weights`.
         """
         config, weights = self.config, self.config.weights
-        found = _as_here(self.source.weights(), {module_of(name) for name, _ in model.named_parameters()})
-        stored = {name: tensor for name, tensor in found.items() if module_of(name) not in self.left_out}
+        from_source = _as_here(self.source.weights(), {module_of(name) for name, _ in model.named_parameters()})
+        stored = {name: tensor for name, tensor in from_source.items() if module_of(name) not in self.left_out}
         tensors: Iterable[tuple[str, Tensor]] = stored.items()
         if weights.grow_from is not None:
             models = growable(self.source.model, config.model, "weights.grow_from")
@@ -360,8 +362,8 @@ def _with_rows_of(source: Source, model: ModelConfig) -> ModelConfig:
 
 
 def _fewer(old: ModelConfig, new: ModelConfig) -> str:
-    found = ((key.removeprefix("num_"), getattr(new, key), getattr(old, key)) for key in SHRINKING[1:])
-    return "".join(f", {key} {few:,} of {many:,}" for key, few, many in found if few < many)
+    sizes = ((key.removeprefix("num_"), getattr(new, key), getattr(old, key)) for key in SHRINKING[1:])
+    return "".join(f", {key} {few:,} of {many:,}" for key, few, many in sizes if few < many)
 
 
 def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
@@ -411,10 +413,10 @@ def find_origin(config: RunConfig) -> Origin | None:
         rows = _rows(source, config)
     shapes = shapes_of(config.model, config.objective)
     here = {module_of(each) for each in shapes}
-    found = _as_here(source.shapes, here)
-    there = {module_of(each) for each in found}
-    if (matrix := f"{TOKEN_PROJECTION}.weight") in found.keys() & shapes.keys():
-        _check_token_vectors(found[matrix][0], shapes[matrix][0], f"weights.{key}={name}")
+    shapes_there = _as_here(source.shapes, here)
+    there = {module_of(each) for each in shapes_there}
+    if (matrix := f"{TOKEN_PROJECTION}.weight") in shapes_there.keys() & shapes.keys():
+        _check_token_vectors(shapes_there[matrix][0], shapes[matrix][0], f"weights.{key}={name}")
     if key == "grow_from":
         source.require_predictions(
             f"weights.{key}={name}", "Train one that does from it first, with weights.init_from."
@@ -488,8 +490,8 @@ def check_same_tokenizer(source: Source, tokenizer: str, key: str) -> None:
     if source.checkpoint is None:  # files of the same tokenizer may differ, so compare the ids
         with source.tokenizer_folder() as folder:
             here, there = token_ids(tokenizer), token_ids(folder)
-        found = token_difference(there, here, here.keys() | there.keys())
-        if found is None:
+        token = token_difference(there, here, here.keys() | there.keys())
+        if token is None:
             return
-        difference = found
+        difference = token
     raise ConfigError(another_tokenizer(key, tokenizer, difference))

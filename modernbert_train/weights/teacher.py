@@ -147,9 +147,11 @@ def find_teacher(
             f"{key}: its hidden states are {there.hidden_size} wide, and the model compares {width} with them. "
             f"Set objective.teacher_width={there.hidden_size}, or cosine_weight, mse_weight and pooled_weight to 0."
         )
-    longest, most = max(phase.row_tokens for phase in phases), there.max_positions
-    if most is not None and most < longest:
-        raise ConfigError(f"{key}: has {most} positions, and rows are {longest} tokens long. Shorten row_tokens.")
+    longest, max_positions = max(phase.row_tokens for phase in phases), there.max_positions
+    if max_positions is not None and max_positions < longest:
+        raise ConfigError(
+            f"{key}: has {max_positions} positions, and rows are {longest} tokens long. Shorten row_tokens."
+        )
     if objective.kl_weight:
         source.require_predictions(key, "Set objective.kl_weight=0, or name a model with a masked-LM head.")
         if there.vocab_size != model.vocab_size:

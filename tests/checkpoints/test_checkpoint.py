@@ -17,8 +17,10 @@ import torch
 import xxhash
 
 from modernbert_train.checkpoints import checkpoint, manifest
-from modernbert_train.checkpoints.checkpoint import clean, newest_valid, verify
+from modernbert_train.checkpoints.checkpoint import newest_valid, verify
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
+from modernbert_train.checkpoints.removal import clean
+from modernbert_train.checkpoints.verified import step_folders
 from modernbert_train.core.tensor_files import write_tensors
 from modernbert_train.errors import StorageError
 from tests.support.small_checkpoint import CONFIG, WEIGHT, sign, state_of, write
@@ -156,22 +158,6 @@ def test_no_space_is_reported_with_both_numbers_and_costs_nothing(
 
 
 @pytest.mark.runs
-def test_retention_keeps_the_newest_and_the_ends_of_phases_and_touches_nothing_else(tmp_path: Path) -> None:
-    for step in range(1, 8):
-        write(tmp_path, step, phase_end=step == 2)
-    (tmp_path / "step-00000003" / MANIFEST).unlink()  # no longer a checkpoint of ours
-    (tmp_path / "notes").mkdir()
-    clean(tmp_path, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "notes",
-        "step-00000002",
-        "step-00000003",
-        "step-00000006",
-        "step-00000007",
-    ]
-
-
-@pytest.mark.runs
 @pytest.mark.parametrize(
     ("keep", "kept"),
     [
@@ -193,16 +179,19 @@ def test_which_checkpoints_are_kept(tmp_path: Path, keep: int, kept: set[int]) -
 
 @pytest.mark.runs
 def test_nothing_is_removed_on_the_word_of_a_damaged_manifest(tmp_path: Path) -> None:
-    """A bit that turns the end of a phase into an ordinary checkpoint, a copy, another schema: these stay, and none of
-    them counts as one of the checkpoints to keep."""
+    """A bit that turns the end of a phase into an ordinary checkpoint, a copy, another schema, other folders: these
+    stay, and none of them counts as one of the checkpoints to keep."""
     for step in range(1, 6):
         write(tmp_path, step, phase_end=step == 2)
     damaged = tmp_path / "step-00000002" / MANIFEST
     damaged.write_text(damaged.read_text().replace("true", "false"))
     sign(tmp_path / "step-00000001", lambda content: content.update(schema=1))
     (tmp_path / "step-00000005").rename(tmp_path / "step-00000050")
+    (write(tmp_path, 6) / MANIFEST).unlink()
+    (tmp_path / "notes").mkdir()
     clean(tmp_path, keep=1)
-    assert steps(tmp_path) == [1, 2, 4, 50]
+    (tmp_path / "notes").rmdir()
+    assert steps(tmp_path) == [1, 2, 4, 6, 50]
 
 
 def test_a_checkpoint_written_again_replaces_a_damaged_one(tmp_path: Path) -> None:
@@ -278,3 +267,32 @@ def test_a_checkpoint_of_the_schema_before_is_read(tmp_path: Path) -> None:
     then = verify(folder)
     for found, expected in ((then.weights(), weights), (then.optimizer(), optimizer)):
         assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_the_newest_is_the_one_of_the_most_steps_and_not_the_youngest_file(tmp_path: Path) -> None:
+    """A copy or a restored old checkpoint is a younger file; training would silently resume from it."""
+    for age, step in enumerate((12, 3)):
+        write(tmp_path, step)
+        os.utime(tmp_path / f"step-{step:08d}", (1000 + age, 1000 + age))
+    found, _ = newest_valid(tmp_path)
+    assert found is not None and found.step == 12
+
+
+def test_a_removal_that_is_killed_leaves_nothing_under_a_checkpoints_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        write(tmp_path, step)
+
+    def killed_half_way(path: Path, **_: Any) -> None:
+        next(Path(path).glob("*.safetensors")).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed_half_way)
+    with pytest.raises(KeyboardInterrupt):
+        clean(tmp_path, keep=1)
+    for folder in step_folders(tmp_path):
+        assert len(list(folder.glob("*.safetensors"))) == 2, folder
+    monkeypatch.undo()
+    clean(tmp_path, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.replica import fetch_newest, store_of
 from tests.checkpoints.tools.small_run import SmallRun
+from tests.support.runs import newest
 from tests.support.s3 import BUCKET, Store
 from tests.support.store_for_copies import server, store
 
@@ -44,8 +44,7 @@ def test_copied_listed_rolled_back_and_brought_back(
     there = store_of(run.config.checkpoint, run.config.name)
     assert there is not None and there.steps().keys() == {100, 200, 300}
     fetch_newest(run.config.checkpoint, Path(run.config.folder), print)
-    found, _ = newest_valid(run.checkpoints)
-    assert found is not None and found.step == 300
+    assert newest(run.folder).step == 300
 
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")  # no server listens there
     run.set_config(replace(run.config, checkpoint=replace(settings, copy_timeout_seconds=2.0)))

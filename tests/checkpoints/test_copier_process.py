@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.checkpoints.checkpoint import newest_valid
-from modernbert_train.checkpoints.replica import Replica, fetch_newest
+from modernbert_train.checkpoints.replica import Replica
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.errors import StoppedEarly
 from tests.support.runs import finish, records, start
 from tests.support.s3 import BUCKET, Store, wait_for
 from tests.support.small_checkpoint import CONFIG, write
@@ -38,26 +36,6 @@ def copiers() -> list[int]:
         ["pgrep", "-P", str(os.getpid()), "-f", "checkpoints.copier"], capture_output=True, text=True
     )
     return [int(line) for line in listed.stdout.split()]
-
-
-def test_what_is_due_at_the_end_is_waited_for_and_comes_back(store: Store, tmp_path: Path) -> None:
-    config, said = config_in(tmp_path, "end"), list[str]()
-    folder = Path(config.folder) / "checkpoints"
-
-    def stopped_early() -> None:
-        with Replica(config.checkpoint, Path(config.folder), said.append) as home:
-            home.start()
-            write(folder, 5)
-            raise StoppedEarly("as after SIGTERM")
-
-    with pytest.raises(StoppedEarly):
-        stopped_early()
-    assert any("step-00000005 is in s3://" in line for line in said), said
-    assert copiers() == []
-    shutil.rmtree(config.folder)
-    fetch_newest(config.checkpoint, Path(config.folder), said.append)
-    found, _ = newest_valid(folder)
-    assert found is not None and found.step == 5
 
 
 def test_a_killed_copier_is_started_again(store: Store, tmp_path: Path) -> None:

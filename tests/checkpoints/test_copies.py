@@ -17,13 +17,14 @@ from typing import IO, Any
 import pytest
 
 from modernbert_train.checkpoints import copier
-from modernbert_train.checkpoints.checkpoint import clean, newest_valid
 from modernbert_train.checkpoints.copier import Copier, Order, follow
 from modernbert_train.checkpoints.manifest import MANIFEST, FileHash, read_manifest
+from modernbert_train.checkpoints.removal import clean
 from modernbert_train.checkpoints.replica import fetch_newest, refuse_fresh
 from modernbert_train.checkpoints.store import RECORD, Store, problem_of
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StorageError
+from tests.support.runs import newest
 from tests.support.small_checkpoint import CONFIG, write
 
 
@@ -173,19 +174,6 @@ def test_a_copy_that_broke_off_is_invisible_and_removed_by_the_next(home: Home) 
     assert home.names() == ["step-00000003", "step-00000004"]
 
 
-def test_a_lost_folder_comes_back_with_its_record(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    write(home.checkpoints, 2, phase_end=True)
-    write(home.checkpoints, 3)
-    (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
-    home.copy_all()
-    shutil.rmtree(home.folder)
-    fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
-    found, passed_over = newest_valid(home.checkpoints)
-    assert found is not None and found.step == 3 and passed_over == []
-    assert (home.folder / "metrics.jsonl").read_text() == '{"kind": "step", "step": 3}\n'
-    assert "step-00000003 brought back from file://" in capsys.readouterr().out
-
-
 def test_the_newer_of_both_homes_wins(home: Home) -> None:
     write(home.checkpoints, 2)
     home.copy_all()
@@ -228,8 +216,7 @@ def test_a_damaged_copy_is_passed_over_for_the_one_before(
         file.write_bytes(content[:-1])
     shutil.rmtree(home.folder)
     fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
-    found, _ = newest_valid(home.checkpoints)
-    assert found is not None and found.step == 2
+    assert newest(home.folder).step == 2
     assert "passed over a damaged copy" in capsys.readouterr().out
 
 

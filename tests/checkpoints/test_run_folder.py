@@ -121,13 +121,6 @@ def test_resuming_from_a_step_forgets_the_lines_after_it_and_a_torn_last_one(tin
     folder.close()
 
 
-def test_a_folder_that_cannot_be_written_is_reported_at_once(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """An error now is better than one at the first checkpoint."""
-    (tmp_path / "runs").write_text("a file where the folder of runs should be")
-    with pytest.raises(StorageError, match=r"cannot be written.*runs_folder"):
-        RunFolder(read_run(tiny_run())).open()
-
-
 def test_damaged_lines_of_the_metrics_are_left_out_with_a_warning(
     tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,13 +97,7 @@ def test_eval_is_of_a_run_or_of_a_suite(program: Program) -> None:
     assert "2 models" in answer and "missing" in data
 
 
-def test_init_converts_a_file_of_another_project(program: Program, tmp_path: Path) -> None:
-    from tests.support.configurations import THEIRS
-
-    (tmp_path / "their.yaml").write_text(THEIRS)
-    done = program("init", "from", "their.yaml", "--out", "mine.yaml")
-    assert "not carried over" in done.stderr and "objective:" in (tmp_path / "mine.yaml").read_text()
-    assert "exists already" in program("init", "from", "their.yaml", "--out", "mine.yaml", code=78).stderr
+def test_init_from_takes_one_file(program: Program) -> None:
     assert "add the file to convert" in program("init", "from", code=78).stderr
     assert "a third name" in program("init", "from", "their.yaml", "more", code=78).stderr
 

@@ -109,7 +109,6 @@ BROKEN = {
     "compute={device: cpu, compile: true, search: true}": "compute.search=true on a CPU: it only tunes kernels of GPUs",
     "compute={device: cuda, compile: false, search: true}": "compute.search=true without compute.compile: it tunes",
     "compute.global_attention=flex": "compute.global_attention=flex with compute.device=cpu: that kernel needs a GPU.",
-    "phases.one.objective={name: sop}": "phases.one.objective.name=sop: cannot follow objective.name=mlm in one run,",
     "compute.residual_precision=bf16": "compute.residual_precision=bf16 with compute.precision=auto: products are in",
     "objective={name: rtd, generator_depth: 0.01}": "objective.generator_depth=0.01 of 22 layers leaves the generator "
     "no layer. Set it to at least 0.046.",

@@ -361,6 +361,9 @@ def test_words_of_other_frameworks_are_answered_with_ours(load: Load) -> None:
         ("model.num_hidden_layers", "Here it is model.num_layers."),
         ("gradient_accumulation_steps", "There is none here: it follows from phases.NAME.batch_rows"),
         ("resume_from_checkpoint", "resumes from the newest checkpoint by itself"),
+        ("optim.grad_clip", "Here it is optim.max_grad_norm of optim.name=adamw"),
+        ("optim.gradient_clip_val", "Here it is optim.max_grad_norm of optim.name=adamw"),
+        ("optim.gradient_clipping", "Here it is optim.max_grad_norm of optim.name=adamw"),
     ):
         with pytest.raises(ConfigError) as caught:
             load("", f"{key}=1")

@@ -5,6 +5,7 @@ If this breaks, a machine full of GPUs waits for a process that is gone, or a jo
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -248,3 +249,14 @@ def test_a_killed_worker_ends_a_whole_run_with_a_message(tiny_run: TinyRun, tmp_
     assert process.returncode == RunError.exit_code
     assert re.search(r"^error: data worker 0 \(process \d+\): killed by SIGKILL\. If the machine ran out", output, re.M)
     assert "Traceback" not in output
+
+
+@pytest.mark.runs
+def test_the_watch_waits_for_nobody_between_two_batches() -> None:
+    """With a deadline left over it would kill healthy workers in the middle of a long evaluation."""
+    batches = items({}, num_workers=1)
+    assert next(batches)[0] == 0
+    watch = inspect.getgeneratorlocals(batches)["watch"]  # type: ignore[arg-type]
+    assert watch.deadline is None
+    assert next(batches)[0] == 1 and watch.deadline is None and not watch.over
+    batches.close()  # type: ignore[attr-defined]

@@ -5,27 +5,20 @@ If this breaks, a run depends on the machine it ran on, or resuming repeats or s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
-import shutil
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.data.microbatches import share_of_rank
 from modernbert_train.data.planner import BatchPlanner
-from modernbert_train.errors import DataError
-from tests.support.batches import Row, make_loader, make_path, rows_of, same
-from tests.support.make_shards import make_documents, make_shards
+from tests.support.batches import Row, make_loader, make_path, rows_of
 from tests.support.tiny_run import TinyRun
 
 pytestmark = [
@@ -87,14 +80,6 @@ def test_ranks_and_workers_do_not_change_the_global_batches(
     config: RunConfig, whole: list[Any], num_ranks: int, num_workers: int
 ) -> None:
     assert list(global_batches(config, num_ranks, num_workers)) == whole
-
-
-@pytest.mark.runs
-def test_workers_give_the_very_same_tensors(config: RunConfig) -> None:
-    for here, there in zip(make_loader(config), make_loader(config, num_workers=3), strict=True):
-        assert here.plan == there.plan
-        assert len(here.microbatches) == len(there.microbatches)
-        assert all(same(one, other) for one, other in zip(here.microbatches, there.microbatches, strict=True))
 
 
 @pytest.mark.runs
@@ -177,63 +162,6 @@ def test_nothing_is_drawn_from_the_global_generator(config: RunConfig) -> None:
     list(make_loader(config))
     next(iter(make_loader(config, num_workers=1)))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def broken_copy(tiny_data: Path, folder: Path, fault: str) -> list[str]:
-    """A copy of the training shards with one fault; returns overrides that name it."""
-    if fault == "foreign":  # shards of a tokenizer with more entries
-        documents = make_documents(tiny_data / "tokenizer", [50] * 20)
-        documents[7] = np.full(50, 511)
-        make_shards(folder, documents, tiny_data / "tokenizer")
-        content = json.loads((tiny_data / "tokenizer/tokenizer.json").read_text())
-        vocab = content["model"]["vocab"]
-        last = max(vocab, key=vocab.get)
-        del vocab[last]
-        content["model"]["merges"] = []
-        (folder / "tokenizer").mkdir()
-        (folder / "tokenizer/tokenizer.json").write_text(json.dumps(content))
-        card = json.loads((folder / "dataset.json").read_text())  # that does not tell: only the text itself does
-        card["tokenizer_sha256"] = hashlib.sha256((folder / "tokenizer/tokenizer.json").read_bytes()).hexdigest()
-        (folder / "dataset.json").write_text(json.dumps(card))
-        return [f"data.train={folder}", f"data.tokenizer={folder}/tokenizer"]
-    shutil.copytree(tiny_data / "train", folder)
-    file = sorted(folder.glob("shard.*"))[2]
-    content = bytearray(file.read_bytes())
-    if fault == "missing":
-        file.unlink()
-    elif fault == "truncated":
-        file.write_bytes(content[: len(content) // 2])
-    elif fault == "damaged":
-        content[50] ^= 255
-        file.write_bytes(content)
-    elif fault == "lengths":
-        lengths = np.load(folder / "lengths.npy")
-        np.save(folder / "lengths.npy", lengths[::-1])
-        card = json.loads((folder / "dataset.json").read_text())
-        card["lengths_sha256"] = file_sha256(folder / "lengths.npy")
-        (folder / "dataset.json").write_text(json.dumps(card))
-    return [f"data.train={folder}"]
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize(
-    ("fault", "message", "num_workers"),
-    [
-        ("missing", "shard.00002.mds.zstd: cannot be read", 0),
-        ("truncated", "shard.00002.mds.zstd: has ", 0),
-        ("damaged", "shard.00002.mds.zstd: is damaged", 2),
-        ("lengths", "tokens, lengths.npy says", 0),
-        ("foreign", "holds token id 511, the tokenizer has 511 entries", 2),
-    ],
-)
-def test_bad_shards_end_a_run_with_their_name_and_never_hang_it(
-    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, fault: str, message: str, num_workers: int
-) -> None:
-    config = read_run(tiny_run(*broken_copy(tiny_data, tmp_path / "broken", fault)))
-    with pytest.raises(DataError) as error:
-        list(make_loader(config, num_workers=num_workers))
-    assert message in str(error.value) and str(tmp_path / "broken") in str(error.value)
-    assert len(str(error.value).splitlines()) == 1  # a worker's error is printed without its traceback
 
 
 @pytest.mark.runs

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from modernbert_train.data.mds import TokenShards
+from modernbert_train.data.shard_index import ShardIndex
 from modernbert_train.errors import DataError
 from tests.support.make_shards import make_documents, make_shards
 
@@ -280,3 +282,14 @@ def paths_in(tree: Any) -> list[list[Any]]:
     """The keys that lead to each value of a tree, inner nodes included."""
     items = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, list) else []
     return [path for key, value in items for path in [[key], *([key, *rest] for rest in paths_in(value))]]
+
+
+def test_what_was_read_goes_to_another_process_and_says_the_same(tiny_data: Path) -> None:
+    """One process of a machine reads index.json for all: a rank would otherwise read other shards than the rest."""
+    index = ShardIndex(tiny_data / "train" / "index.json")
+    there: ShardIndex = pickle.loads(pickle.dumps(index))
+    shards = json.loads((tiny_data / "train" / "index.json").read_text())["shards"]
+    assert list(there) == list(index) == shards
+    assert there.documents.tolist() == [each["samples"] for each in shards]
+    assert (there.columns, there.below) == (index.columns, index.below)
+    assert there.bytes.tolist() == index.bytes.tolist()

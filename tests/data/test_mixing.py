@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import (
@@ -25,33 +22,6 @@ from modernbert_train.data.mixing import FairQueue, phase_weights, token_shares
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledChunks
 from tests.support.mixtures import config
-
-Weights = st.lists(st.integers(0, 30), min_size=1, max_size=7).filter(any)
-
-
-@pytest.mark.runs
-@settings(max_examples=80, deadline=None)
-@given(Weights, st.data())
-def test_every_prefix_and_every_range_keeps_to_the_shares(weights: list[int], data: st.DataObject) -> None:
-    """The bounds of mixing.py: a prefix within one longest chunk, so any range within less than two."""
-    most = data.draw(st.sampled_from([1, 10, 1022]))
-    queue = FairQueue(weights)
-    sizes = [data.draw(st.integers(0, most)) for _ in weights]
-    total, given_to = 0, [0] * len(weights)
-    errors: list[list[Fraction]] = []  # after each chunk, tokens beyond the share of each stream
-    shares = [Fraction(weight, sum(weights)) for weight in weights]
-    for _ in range(data.draw(st.integers(1, 80))):
-        chosen = queue.give(sizes)
-        assert weights[chosen] > 0
-        total += sizes[chosen]
-        given_to[chosen] += sizes[chosen]
-        sizes[chosen] = data.draw(st.integers(0, most))
-        errors.append([tokens - share * total for tokens, share in zip(given_to, shares, strict=True)])
-        assert queue.lag == [-error * sum(weights) for error in errors[-1]]
-    for stream, share in enumerate(shares):
-        mine = [Fraction(0), *(error[stream] for error in errors)]
-        assert min(mine) >= -most and max(mine) <= (1 - share) * most
-        assert max(abs(mine[end] - mine[begin]) for end in range(len(mine)) for begin in range(end + 1)) < 2 * most
 
 
 def test_no_rounding_gathers_over_a_long_run() -> None:
@@ -91,15 +61,6 @@ def test_a_phase_may_have_shares_of_its_own() -> None:
     assert phase_weights(asked.data, asked.phases["decay"], own) == {"a": 1, "b": 4}
     only = config({"a": StreamConfig(path=""), "b": StreamConfig(path="")}, decay={"b": 1.0})
     assert phase_weights(only.data, only.phases["decay"], own) == {"a": 0, "b": 1}
-
-
-def test_shares_of_the_whole_run_by_hand() -> None:
-    """Two phases of the same length: all of a, then four fifths of b."""
-    streams = {"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}
-    asked = config(streams, decay={"b": 0.8, "a": 0.2})
-    assert token_shares(asked.data, asked.phases.values(), {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx(
-        {"a": 0.6, "b": 0.4}
-    )
 
 
 def test_a_long_phase_counts_for_as_long_as_it_is() -> None:

@@ -9,23 +9,19 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from benchmarks.batches import labels_of_line
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.batch import Batch
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import (
     BatchWarmupConfig,
@@ -40,28 +36,24 @@ from modernbert_train.config.schema import (
 from modernbert_train.core.keyed_random import derive
 from modernbert_train.data.check import check_data, describe_streams
 from modernbert_train.data.facts import read_facts
-from modernbert_train.data.loader import PackedLoader
 from modernbert_train.data.mds import TokenShards
-from modernbert_train.data.microbatches import MicrobatchMaker, share_of_rank
 from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.mixture import Stream, TokenStreams, stream_seed
 from modernbert_train.data.open_shards import open_streams
 from modernbert_train.data.packing import Chunk
 from modernbert_train.data.path import plan_path
-from modernbert_train.data.planner import BatchPlan, BatchPlanner
+from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ChunkCursor
 from modernbert_train.errors import DataError
-from modernbert_train.objectives import build_objective
-from modernbert_train.vocabulary import Vocabulary
 from tests.support.make_shards import make_documents, make_shards, make_texts, make_tokenizer
+from tests.support.planned import chunks_of, waiting
 from tests.support.tiny_run import TinyRun
 
 # shards of each stream, as the lengths of their documents
 Sizes = st.lists(st.lists(st.integers(1, 150), min_size=1, max_size=6), min_size=1, max_size=4)
 Mixture = dict[str, list[list[int]]]
 Mixtures = st.dictionaries(st.sampled_from("abcd"), Sizes, min_size=2, max_size=4)
-IDS = dict(pad_id=0, cls_id=1, sep_id=2, mask_id=3)
-VOCABULARY = Vocabulary(num_entries=100, ordinary=np.arange(4, 100), sha256="", **IDS)
+MIXTURES_OR_ONE = st.dictionaries(st.sampled_from("abcd"), Sizes, min_size=1, max_size=4)
 
 
 def run(
@@ -125,16 +117,6 @@ def planner(config: RunConfig, mixture: Mixture) -> BatchPlanner:
     return plan_path(config.data, config.seed, Clock.of(config), streams_of(config, mixture).shards).planner
 
 
-def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
-    return [chunk for plan in plans for row in plan.rows for chunk in row]
-
-
-def waiting(state: dict[str, Any]) -> list[Chunk]:
-    packer = state["packer"]
-    chunks = [chunk for row in packer["ready"] for chunk in row] + [chunk for _, chunk in packer["waiting"]]
-    return [Chunk(*chunk) for chunk in chunks]
-
-
 def draw_shares(data: st.DataObject, mixture: Mixture) -> dict[str, int]:
     weights = {name: data.draw(st.integers(0, 5), label=f"weight of {name}") for name in sorted(mixture)}
     return weights if any(weights.values()) else dict.fromkeys(mixture, 1)
@@ -191,15 +173,19 @@ def test_the_counts_of_a_batch_say_what_it_has_of_each_stream(mixture: Mixture, 
 
 @pytest.mark.runs
 @settings(max_examples=30, deadline=None)
-@given(Mixtures, st.sampled_from([(64,), (64, 256, 64), (256, 16), (16, 64)]), st.data())
+@given(MIXTURES_OR_ONE, st.sampled_from([(64,), (16,), (64, 256, 64), (256, 16), (16, 64)]), st.data())
 def test_every_token_of_each_streams_epochs_once(
     mixture: Mixture, row_tokens: tuple[int, ...], data: st.DataObject
 ) -> None:
-    """Streams end their epochs at different times, rows change their length, shares change with the phase."""
+    """Given out, waiting, and still to be drawn. Streams end their epochs at different times, rows change their length
+    in the middle of a document, shares change with the phase."""
     config = run(mixture, [draw_shares(data, mixture) for _ in row_tokens], row_tokens)
     plan = planner(config, mixture)
-    found = chunks_of(plan)
+    plans = list(plan)
+    found = chunks_of(plans)
     state = plan.state_dict()
+    assert plans[-1].unused == sum(chunk.length for chunk in waiting(state))
+    assert not any(each.unused for each in plans[:-1])
     found += waiting(state)
     first = 0
     for name, chunks in plan_path(
@@ -304,75 +290,6 @@ def test_a_later_phase_reads_what_the_first_left_aside() -> None:
         for phase in ("p0", "p1")
     }
     assert shares == {"p0": {"a": 32 * 62}, "p1": {"a": 8 * 62, "b": 24 * 62}}
-
-
-# --- ranks, workers, restarts --------------------------------------------------------------------------------------
-
-
-def loaders(config: RunConfig, mixture: Mixture, num_ranks: int) -> list[PackedLoader]:
-    maker = MicrobatchMaker(streams_of(config, mixture), partial(build_objective, vocabulary=VOCABULARY), VOCABULARY)
-    settings = {"num_workers": 0, "prefetch_batches": 1}
-    return [
-        PackedLoader(planner(config, mixture), maker, rank=rank, num_ranks=num_ranks, **settings)
-        for rank in range(num_ranks)
-    ]
-
-
-def rows_of(batch: Batch) -> Iterable[tuple[Any, ...]]:
-    """Return the contents of a row, for any grouping: inputs, positions, and its labels at their positions."""
-    ids_T, positions_T = batch.packed.input_ids_T, batch.packed.position_ids_T
-    width = len(ids_T) // batch.num_rows
-    lines = torch.stack([ids_T, positions_T, labels_of_line(batch)]).reshape(3, batch.num_rows, width)
-    return [tuple(lines[:, row].flatten().tolist()) for row in range(batch.num_rows)]
-
-
-def take(group: list[PackedLoader], most: int) -> list[list[Any]]:
-    """The rows of the next global batches in their order, out of every rank's own loader."""
-    taken = []
-    for steps in zip(*group, strict=True):
-        plan = steps[0].plan
-        assert all(step.plan == plan for step in steps)
-        rows: list[Any] = [None] * plan.num_rows
-        for rank, step in enumerate(steps):
-            numbers = share_of_rank(tuple(range(plan.num_rows)), rank, len(group), plan.microbatch_rows)
-            mine = [row for batch in step.microbatches for row in rows_of(batch)]
-            for number, row in zip(numbers, mine, strict=True):
-                rows[number] = row
-        taken.append([plan.phase, plan.tokens_before, *rows])
-        if len(taken) == most:
-            break
-    return taken
-
-
-@pytest.mark.runs
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    Mixtures,
-    st.sampled_from([(64,), (32, 128), (64, 16), (64, 256, 64)]),
-    st.sampled_from(["tokens", "documents"]),
-    st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 12)), min_size=1, max_size=4),
-    st.data(),
-)
-def test_any_ranks_and_any_restarts_give_the_same_batches(
-    mixture: Mixture, row_tokens: tuple[int, ...], by: str, legs: list[tuple[int, int]], data: st.DataObject
-) -> None:
-    """To the token and the mask: mid-epoch, at epoch boundaries, while the batch grows, across phases, and with another
-    number of ranks after each restart.
-    """
-    config = run(mixture, [draw_shares(data, mixture) for _ in row_tokens], row_tokens, 600, by)
-    whole = take(loaders(config, mixture, 1), 10**6)
-    assert len({tuple(batch) for batch in map(tuple, whole)}) == len(whole)
-    state, found = None, []
-    for num_ranks, batches in [*legs, (1, 10**6)]:
-        group = loaders(config, mixture, num_ranks)
-        for loader in group:
-            if state is not None:
-                loader.load_state_dict(state)
-        found += take(group, batches)
-        states = {json.dumps(loader.state_dict()) for loader in group}
-        assert len(states) == 1
-        state = json.loads(states.pop())
-    assert found == whole
 
 
 # --- folders of shards ---------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ If this breaks, text is silently lost or repeated, or the GPU computes on paddin
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,16 +76,6 @@ def used(row: Sequence[Chunk]) -> int:
     return sum(chunk.length + SPECIAL_TOKENS for chunk in row)
 
 
-def tokens_of(rows: Sequence[Sequence[Chunk]]) -> list[tuple[int, int, int]]:
-    """Every (epoch, document, token) in the rows, sorted; a token given twice appears twice."""
-    return sorted((p.epoch, p.document, t) for row in rows for p in row for t in range(p.start, p.start + p.length))
-
-
-def all_rows(packer: GreedyPacker) -> list[tuple[Chunk, ...]]:
-    packer.flush()
-    return list(packer.ready)
-
-
 def test_by_hand() -> None:
     """Rows of 10, three may wait. The fourth is one too many: 4 fills the oldest, 6, best. Then 5 with 3 and 2."""
     assert pack_greedy([6, 5, 3, 4, 2], row_tokens=10, window=3) == [[0, 3], [1, 2, 4]]
@@ -123,67 +112,6 @@ def test_the_packer_equals_the_plain_rule(stream: tuple[tuple[int, list[int]], i
         packer.place(Chunk(0, document, 0, length))
         slow.place(document, length + SPECIAL_TOKENS)
         assert [[chunk.document for chunk in row] for row in packer.ready] == slow.closed
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.integers(8, 60), st.lists(st.integers(1, 300), max_size=20))
-def test_cutting_covers_a_document_exactly(row_tokens: int, lengths: list[int]) -> None:
-    packer = GreedyPacker(row_tokens, 4, 100)
-    for document, length in enumerate(lengths):
-        packer.add(3, document, length)
-    rows = all_rows(packer)
-    assert tokens_of(rows) == [(3, d, t) for d, length in enumerate(lengths) for t in range(length)]
-    for document, length in enumerate(lengths):
-        chunks = sorted(chunk for row in rows for chunk in row if chunk.document == document)
-        assert all(chunk.length == row_tokens - SPECIAL_TOKENS for chunk in chunks[:-1])
-        assert len(chunks) == -(-length // (row_tokens - SPECIAL_TOKENS))
-
-
-@pytest.mark.runs
-@settings(max_examples=100, deadline=None)
-@given(Streams)
-def test_no_chunk_waits_longer_than_promised(stream: tuple[tuple[int, list[int]], int, int]) -> None:
-    """Between its arrival and its row at most max_wait + window others are finished, also when full ones pass by."""
-    (row_tokens, lengths), window, max_wait = stream
-    packer = GreedyPacker(row_tokens, window, max_wait)
-    placed_at = []
-    for document, length in enumerate(lengths):
-        placed_at.append(len(packer.ready))
-        packer.place(Chunk(0, document, 0, length))
-        assert len(packer.waiting()) - sum(map(len, packer.ready)) <= window  # memory is bounded too
-    for index, row in enumerate(all_rows(packer)):
-        assert all(index - placed_at[chunk.document] <= max_wait + window for chunk in row)
-
-
-@settings(max_examples=50, deadline=None)
-@given(Streams, st.integers(0, 60))
-def test_a_saved_packer_continues_with_the_same_rows(stream: tuple[tuple[int, list[int]], int, int], stop: int) -> None:
-    (row_tokens, lengths), window, max_wait = stream
-    whole, first = (GreedyPacker(row_tokens, window, max_wait) for _ in range(2))
-    for document, length in enumerate(lengths):
-        whole.place(Chunk(0, document, 0, length))
-        if document < stop:
-            first.place(Chunk(0, document, 0, length))
-    second = GreedyPacker(row_tokens, window, max_wait)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second.state_dict() == first.state_dict()
-    for document, length in enumerate(lengths[stop:], start=min(stop, len(lengths))):
-        second.place(Chunk(0, document, 0, length))
-    assert second.state_dict() == whole.state_dict()
-    assert all_rows(second) == all_rows(whole)
-
-
-@settings(max_examples=50, deadline=None)
-@given(Streams, st.integers(0, 20))
-def test_what_waits_is_what_was_not_given_out(stream: tuple[tuple[int, list[int]], int, int], given: int) -> None:
-    """After a change of row length chunks are packed again, so a chunk that is missing here would be lost."""
-    (row_tokens, lengths), window, max_wait = stream
-    packer = GreedyPacker(row_tokens, window, max_wait)
-    chunks = [Chunk(0, document, 0, length) for document, length in enumerate(lengths)]
-    for chunk in chunks:
-        packer.place(chunk)
-    rows = list(packer.take_rows(min(given, packer.num_ready))[0])
-    assert sorted(packer.waiting() + [chunk for row in rows for chunk in row]) == chunks
 
 
 def test_a_chunk_is_cut_by_rule() -> None:

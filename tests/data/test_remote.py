@@ -32,9 +32,10 @@ from modernbert_train.data.shared_files import try_lock
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.vocabulary import read_vocabulary
 from tests.support.make_shards import make_documents, make_shards
+from tests.support.runs import records
 from tests.support.s3 import Store, wait_for
 from tests.support.store import forget, server, store  # noqa: F401
-from tests.support.tiny_run import TIMES, TinyRun
+from tests.support.tiny_run import TinyRun
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.runs]  # each has a separate store
 SMALL_FILES = ("dataset.json", "index.json", "lengths.npy", "token_counts.npy")
@@ -372,11 +373,9 @@ def test_a_run_from_a_store_is_the_run_from_a_disk(
     sizes = sorted(TokenShards(tiny_data / "train", "tokens", 512, 2).shard_bytes)
     far = [f"data.train={url}", f"data.validation={held_out}", f"data.cache_folder={tmp_path / 'cache'}"]
     runs = {"near": common, "far": [*common, *far, f"data.cache_limit_bytes={sum(sizes[-2:])}"]}
-    records = {}
+    found = {}
     for name, words in runs.items():
         assert main(["train", *tiny_run(*words, f"name={name}")]) == 0
-        lines = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
-        kept = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
-        records[name] = [line for line in kept if line["kind"] in ("step", "validation")]
+        found[name] = [records(tmp_path / "runs" / name, kind) for kind in ("step", "validation")]
     assert sum("shard." in key for key in store.downloads) >= 4
-    assert records["far"] == records["near"] and len(records["near"]) > 5
+    assert found["far"] == found["near"] and len(found["near"][0]) > 5

@@ -66,12 +66,6 @@ def test_pinned_order_never_changes() -> None:
     ]
 
 
-@pytest.mark.parametrize("block", [1, 2, 100])
-def test_empty_shards_and_documents_are_passed_over(block: int) -> None:
-    found = walk(make([[], [3, 0], [], [0], [4]], block), 0, 10)
-    assert sorted(found) == [(0, 0, 3), (3, 0, 4)]
-
-
 def tokens_of(chunks: list[Chunk]) -> Counter[tuple[int, int, int]]:
     """How often each (epoch, document, token) occurs."""
     return Counter((p.epoch, p.document, token) for p in chunks for token in range(p.start, p.start + p.length))

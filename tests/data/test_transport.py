@@ -63,17 +63,6 @@ def test_what_a_worker_sends_is_what_arrives(config: RunConfig, microbatches: li
 
 
 @pytest.mark.parametrize("microbatches", KINDS.values(), ids=KINDS.keys())
-def test_tensors_go_back_to_where_they_were(microbatches: list[Batch]) -> None:
-    for batch in microbatches:
-        assert same(batch.with_tensors(batch.tensors()), batch)
-        moved = batch.with_tensors([tensor + 1000 for tensor in batch.tensors()])
-        assert not same(moved, batch)
-        assert same(moved.with_tensors([tensor - 1000 for tensor in moved.tensors()]), batch)
-    with pytest.raises(ValueError, match="zip"):
-        batch.with_tensors(batch.tensors()[:-1])
-
-
-@pytest.mark.parametrize("microbatches", KINDS.values(), ids=KINDS.keys())
 def test_on_the_device_torch_can_index_by_everything(microbatches: list[Batch]) -> None:
     """int64 where torch asks for it; boundaries stay int32, as kernels take them."""
     for batch in microbatches:

@@ -12,18 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.data_prep.conftest import Command
-
+Command = Callable[..., int]
 Write = Callable[[Path, list[str]], list[str]]
 RUSSIAN = "счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. "
 PAGE = (
     "<!DOCTYPE html><html><head><style>p {{}}</style></head><body><p>Page {} has <b>bold</b> words.{}</p></body></html>"
 )
-
-
-def write_jsonl(folder: Path, texts: list[str]) -> list[str]:
-    (folder / "rows.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
-    return ["sources.mine.kind=jsonl", f"sources.mine.path={folder / 'rows.jsonl'}"]
 
 
 def write_encoded(folder: Path, texts: list[str]) -> list[str]:
@@ -66,14 +60,12 @@ def notes(*more: str) -> Write:
 
 # mistake -> its files, the advice in the message, and the words that a user adds for it
 CASES: dict[str, tuple[Write, str, str]] = {
-    "another column": (write_jsonl, r"Set (sources\.mine\.text_field) to the one", "{0}=body"),
     "another encoding": (write_encoded, r"Set (sources\.mine\.encoding=cp1251)", "{0}"),
     "another delimiter": (write_semicolons, r'set (delimiter): "(;)"', "sources.mine.{0}='{1}'"),
     "no file": (write_notes, r"set (sources\.mine\.glob) to .* such as ([^ ]+)\.\n", "{0}={1}"),
     "pages": (write_pages, r"Set (sources\.mine\.strip)=html .* or =(nothing)", "{0}={1}"),
     "one bad file": (write_damaged, r"set (sources\.mine\.max_left_out) to the share", "{0}=0.1"),
     "a stop": (write_damaged_for_stop, r"set (on_error=skip)", "{0} max_left_out=0.1"),
-    "nothing held out": (notes("validation_share=0.0001"), r"(validation_share=0) holds out none", "{0}"),
     "too little text": (notes("tokenizer.vocab_size=32768"), r"Set (tokenizer\.vocab_size=\d+) or less", "{0}"),
     "an odd size": (notes("tokenizer.vocab_size=500"), r"(\S+)=500: .* nearest is (\d+)", "{0}={1}"),
     "buckets": (notes("near_duplicates.buckets=4"), r"Set (duplicates=near)", "{0}"),

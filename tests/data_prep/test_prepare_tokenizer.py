@@ -106,17 +106,11 @@ def test_dropout_of_a_tokenizer_is_put_off_and_reported(
 
 def test_errors_name_what_is_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The arguments of `tokenizer` include neither tokenizer.vocab_size nor sources.text0.path."""
-    (tmp_path / "a.txt").write_text("a few words")
-    assert command_main(["train", str(tmp_path / "t"), str(tmp_path / "a.txt"), "--entries", "100"]) == 78
     assert command_main(["train", str(tmp_path / "t"), str(tmp_path / "none"), "--entries", "384"]) == 65
-    assert command_main(["train", str(tmp_path / "t"), str(tmp_path / "a.txt"), "--entries", "384"]) == 65
     assert command_main(["adapt", str(tmp_path / "t"), str(tmp_path / "none")]) == 65
     said = capsys.readouterr().err
-    assert "--entries=100: must be a multiple of 64" in said and f"TEXT={tmp_path}/none" in said
-    assert (
-        "--entries=384: the training documents hold too little" in said
-        and "TOKENIZER must name a tokenizer folder" in said
-    )
+    assert f"TEXT={tmp_path}/none" in said and "TOKENIZER must name a tokenizer folder" in said
+    assert not (tmp_path / "t").exists()
     assert "tokenizer." not in said.replace("tokenizer.json", "") and "sources." not in said
 
 
@@ -183,7 +177,3 @@ def test_command_of_its_own(texts: list[str], tmp_path: Path, capsys: pytest.Cap
     assert command_main(["adapt", str(tmp_path / "u"), str(tmp_path / "t")]) == 0
     assert (tmp_path / "u/tokenizer.json").read_bytes() == (tmp_path / "t/tokenizer.json").read_bytes()
     assert command_main([*words, "--entries", "384"]) == 78  # exists
-    words[1] = str(tmp_path / "v")
-    assert command_main([*words, "--entries", "100"]) == 78
-    assert command_main(["adapt", str(tmp_path / "v"), str(tmp_path / "gone")]) == 65
-    assert not (tmp_path / "v").exists()

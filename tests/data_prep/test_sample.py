@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.sample import MIN_BYTES, look_at_text, scripts_of, size_text, token_facts
+from data_prep.sample import look_at_text, scripts_of, token_facts
 from modernbert_train.errors import DataError
 from tests.support.corpora import WORDS, prose, write
 
@@ -50,27 +50,6 @@ def test_a_huge_file_of_plain_text_is_one_document_and_the_error_says_how_to_cut
     write(tmp_path, "corpus/readme.md", prose(5_000))
     with pytest.raises(DataError, match=r"107 GB in one file of plain text.*split -C"):
         look_at_text([str(tmp_path / "corpus")])
-
-
-@pytest.mark.parametrize(
-    ("files", "seen"),
-    [
-        ({}, "no text"),
-        ({"a.png": bytes(range(256))}, "not read: 1 .png of 256 bytes"),
-        ({"a.txt": prose(2_000)}, "2 kB of text in 1 .txt of 2 kB"),
-        ({"a.jsonl": '{"words": "a text of two words"}\n' * 9}, "no field 'text' among 'words'"),
-    ],
-)
-def test_too_little_text_is_refused_with_what_there_is(
-    files: dict[str, str | bytes], seen: str, tmp_path: Path
-) -> None:
-    for name, content in files.items():
-        write(tmp_path, name, content)
-    with pytest.raises(DataError) as caught:
-        look_at_text([str(tmp_path)])
-    assert seen in str(caught.value) and size_text(MIN_BYTES) in str(caught.value)
-    with pytest.raises(DataError, match="no such file or folder"):
-        look_at_text([str(tmp_path / "nowhere")])
 
 
 def test_languages_by_script_and_duplicates_are_counted(tmp_path: Path) -> None:

@@ -7,18 +7,15 @@ unpredictable step, and differently on every number of ranks.
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 
-from modernbert_train.__main__ import main, read_run
-from modernbert_train.checkpoints.checkpoint import newest_valid
+from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.saved_state import GuardState
-from modernbert_train.train import session
 from tests.support.gloo import run_ranks
-from tests.support.runs import records, weights
+from tests.support.ranks import assert_same_weights, train_each
+from tests.support.runs import assert_same_run, newest, records
 from tests.support.tiny_run import TinyRun
 
 # one label in a batch of 500 tokens, on average
@@ -32,21 +29,14 @@ FEW = (
 )
 
 
-def train_all(runs: list[list[str]]) -> None:
-    """On one rank: every run, one after the other."""
-    session.joined = lambda *_: nullcontext()  # the test's own process group
-    for words in runs:
-        session.train(read_run(words))
-
-
 def told(capsys: pytest.CaptureFixture[str]) -> int:
     return "".join(capsys.readouterr()).count("not one token of its batch is predicted")
 
 
 def guard(folder: Path) -> GuardState:
-    found, _ = newest_valid(folder / "checkpoints")
-    assert found is not None and found.state.training is not None
-    return found.state.training.stability
+    training = newest(folder).state.training
+    assert training is not None
+    return training.stability
 
 
 @pytest.mark.runs
@@ -67,7 +57,6 @@ def test_a_batch_without_a_label_is_a_step_of_loss_zero_on_any_number_of_ranks(
     last = guard(folder)
     assert last["unlabelled_steps"] == len(without) and 0.0 not in last["losses"]
 
-    expected = weights(folder)
     for path in sorted((folder / "checkpoints").iterdir())[1:]:
         shutil.rmtree(path)
     assert 0 < guard(folder)["unlabelled_steps"] < len(without)
@@ -75,14 +64,10 @@ def test_a_batch_without_a_label_is_a_step_of_loss_zero_on_any_number_of_ranks(
     assert guard(folder) == last and told(capsys) == 0, "not reported again by the resumed process"
 
     strategies = {name: f"distributed.strategy={name}" for name in ("ddp", "fsdp2")}
-    run_ranks(
-        train_all, 2, [tiny_run(*FEW, f"name={name}", word) for name, word in strategies.items()], timeout_seconds=200
-    )
+    lines = [tiny_run(*FEW, f"name={name}", word) for name, word in strategies.items()]
+    run_ranks(train_each, 2, lines, False, timeout_seconds=200)
     for name in strategies:
-        other = records(tmp_path / "runs" / name)
-        assert [entry["predicted"] for entry in other] == [entry["predicted"] for entry in one]
-        for mine, theirs in zip(other, one, strict=True):
-            for key in ("loss", "grad_norm", "update_norm"):
-                assert mine[key] == pytest.approx(theirs[key], rel=2e-4, abs=1e-6), (name, mine["step"], key)
-        for parameter, tensor in weights(tmp_path / "runs" / name).items():
-            torch.testing.assert_close(tensor, expected[parameter], rtol=2e-3, atol=2e-5)
+        other = tmp_path / "runs" / name
+        assert [entry["predicted"] for entry in records(other)] == [entry["predicted"] for entry in one]
+        assert_same_run(other, folder)
+        assert_same_weights(other, folder)

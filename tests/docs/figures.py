@@ -12,18 +12,34 @@ from functools import cache
 from io import StringIO
 from typing import NamedTuple
 
+from benchmarks.published import FITTED
 from modernbert_train.__main__ import main
+from modernbert_train.clock import VALIDATIONS
+from modernbert_train.config.load import load_run
 from modernbert_train.models.build import ENCODERS
 from modernbert_train.objectives import OBJECTIVES
+from modernbert_train.plan.cost import Bill, bill_of
+from modernbert_train.plan.make import make_plan
+from modernbert_train.plan.memory import RESERVED_BYTES, RESERVED_SHARE
+from modernbert_train.plan.memory_fit import MAX_TOKENS
 from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
+from modernbert_train.plan.speed_settings import SLOWER as WITHOUT_FAST_SETTINGS
+from modernbert_train.train.silent_faults import SLOWER, STEPS
+from tests.curves.curves import read_recorded
 from tests.support.paths import ROOT
+from tests.test_imports import MAX_MODULES
 
 NUMBERS = ("six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen")  # from 6
 
 
+def in_words(number: int) -> str:
+    """Return a number from 6 to 15 in words."""
+    return NUMBERS[number - 6]
+
+
 def number_of(kinds: Iterable[type]) -> str:
     """Return in words how many kinds of this package a table has; plugins of other tests may be in it too."""
-    return NUMBERS[sum(kind.__module__.startswith("modernbert_train.") for kind in kinds) - 6]
+    return in_words(sum(kind.__module__.startswith("modernbert_train.") for kind in kinds))
 
 
 class Figure(NamedTuple):
@@ -79,7 +95,52 @@ def drill(column: int) -> Callable[[], str]:
     return lambda: f"{int(measured(row)()):,}"
 
 
-BASE, README, PLAN = "modernbert-base", "README.md", "docs/plan.md"
+@cache
+def bill(median: int | None = None) -> Bill:
+    """Return the bill of base on 8 H100, with documents of a median length; None: each fills a row."""
+    words = ["data.train=absent/train", "compute.compile=true", "optim.fused=true"]
+    config = load_run([ROOT / f"yamls/recipes/{BASE}.yaml"], words)
+    return bill_of(make_plan(config, 8, median), "h100", {})
+
+
+def planned_for() -> str:
+    """Return the number of H100 whose planning is hidden: base's fastest predicted speed on each, in whole hundreds."""
+    return f"{PLANNED_TOKENS_PER_SECOND / bill().tokens_per_second[1] // 100 * 100:,.0f}"
+
+
+def published_errors() -> list[int]:
+    """Return predicted over published speed minus 1, in percent, of the runs of the table, in its order."""
+    rows = re.findall(
+        r"^\| .+ k \| ([-+]\d+) % \| [^|]+ \|$", (ROOT / RESULTS).read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return [int(each) for each in rows]
+
+
+def bf16_share(row: str) -> Callable[[], str]:
+    """Return a source: the processor time of bf16 over fp32's, by the rates of a row of the table of bf16 on a CPU."""
+
+    def source() -> str:
+        cells = measured(rf"\| {row} \| (.+?) \| [\d.]+ x \|")().split(" | ")
+        fp32, bf16 = (sum(float(each) for each in cell.replace(",", "").split()) for cell in cells)
+        return f"{fp32 / bf16:.2f}"
+
+    return source
+
+
+def reading_list() -> int:
+    """Return the number of files to read first."""
+    return len(re.findall(r"^\d+\. `", (ROOT / DESIGN).read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def rooms() -> str:
+    """Return the number of rooms and of files beside them, as a sentence begins."""
+    package = ROOT / "modernbert_train"
+    folders, files = (len([*package.glob(pattern)]) for pattern in ("*/__init__.py", "*.py"))
+    return f"{in_words(folders).capitalize()} rooms and {in_words(files)} files"
+
+
+BASE, README, PLAN, SPEED = "modernbert-base", "README.md", "docs/plan.md", "docs/speed.md"
+RESULTS, DESIGN = "benchmarks/RESULTS.md", "docs/design.md"
 FIGURES = (
     Figure("days of base", planned(BASE, r"takes +(.+?) d, predicted"), (
         (README, "published takes {} days on 8 H100"), (README, "  takes     {} d, predicted"))),
@@ -106,8 +167,43 @@ FIGURES = (
     Figure("pace of published runs", lambda: f"{PUBLISHED.device:.2f}", ((PLAN, "program took {} times that"),)),
     Figure("token of published runs", lambda: f"{1e6 * PUBLISHED.token:.2f}", ((PLAN, "and\n{} us a token more"),)),
     Figure("error of the fit", lambda: f"{100 * (ERROR - 1):.0f} %", ((PLAN, "the upper bound adds {}, the"),)),
+    Figure("fitted runs", lambda: in_words(len(FITTED)).capitalize(), (
+        (PLAN, "in isolation. {} runs of ModernBERT's"),)),
+    Figure("error of published runs", lambda: f"{max(map(abs, published_errors()[: len(FITTED)]))} %", (
+        (PLAN, "The range meets them within {} (table in"),)),
+    Figure("time of mmBERT-base", lambda: f"{1 + published_errors()[len(FITTED) + 1] / 100:.1f}", (
+        (PLAN, "mmBERT-base took {} times as long"),)),
+    Figure("short documents", lambda: f"{bill().seconds / bill(600).seconds - 1:.0%}".replace("%", " %"), (
+        (PLAN, "makes base on 8 H100 {} faster"),)),
+    Figure("without the fast settings", lambda: str(WITHOUT_FAST_SETTINGS), (
+        (PLAN, "`optim.fused` it takes {} times as long"), (SPEED, "that the run takes about {} times as long"))),
+    Figure("usable share", lambda: f"{1 - RESERVED_SHARE:.0%}".replace("%", " %"), ((PLAN, "A GPU offers {} of its"),)),
+    Figure("reserved bytes", lambda: f"{RESERVED_BYTES / 1e9:g} GB", ((PLAN, "of its memory less {} (CUDA"),)),
+    Figure("largest microbatch", lambda: f"{MAX_TOKENS:,}", ((PLAN, "within that, at\nmost {} tokens"),)),
+    Figure("products", measured(r"products are then (\d+ %)"), ((SPEED, "base at 1,024: {} matrix products"),)),
+    Figure("elementwise work", measured(r"elementwise work of the layers (\d+ %)"), (
+        (SPEED, "products, {}\nelementwise work"),)),
+    Figure("attention", measured(r"elementwise work of the layers \d+ %, attention (\d+ %)"), (
+        (SPEED, "elementwise work, {} attention"),)),
+    Figure("bf16 of the quickstart", bf16_share("quickstart's size: ours"), (
+        (SPEED, "`embed --precision`) takes {} of fp32's processor time"),)),
+    Figure("bf16 of base", bf16_share("ModernBERT-base: ours"), ((SPEED, "size and {} at base's"),)),
+    Figure("validations", lambda: str(VALIDATIONS), (("docs/watching.md", "and at its end: {} times, or fewer"),)),
+    Figure("slow rank", lambda: f"{SLOWER:g}", (("docs/faults.md", "A rank above {} times the median"),)),
+    Figure("slow steps", lambda: str(STEPS), (("docs/faults.md", "times the median for {} steps"),)),
+    Figure("recorded curves", lambda: str(len(read_recorded())), (
+        ("docs/contributing.md", "`tests/curves/recorded.txt` has {} small runs"),)),
+    Figure("files to read", lambda: in_words(reading_list()), (
+        ("AGENTS.md", "a picture of a run, {} files in order"),)),
+    Figure("Files to read", lambda: in_words(reading_list()).capitalize(), (
+        (DESIGN, "## Read these first\n\n{} files, at"),)),
+    Figure("rooms", rooms, ((DESIGN, "## Where things are\n\n{}, from the ground"),)),
+    Figure("modules with the whole run", lambda: in_words(MAX_MODULES), (
+        (DESIGN, "only its sections; {} modules see"),)),
+    Figure("ranks that plan", planned_for, (
+        ("docs/decisions/same-planner-on-every-rank.md", "for base up to about {} H100"),)),
     Figure("planned tokens", lambda: f"{PLANNED_TOKENS_PER_SECOND / 1e6:.0f} M", (
-        ("docs/design.md", "2,600 H100 ({} tokens a second"),)),
+        ("docs/decisions/same-planner-on-every-rank.md", "H100 ({} tokens a second"),)),
     Figure("faults injected", drill(0), ((README, "Of {} faults injected"),)),
     Figure("faults survived", drill(1), ((README, "RESULTS.md#drill) {} were survived"),)),
     Figure("faults refused", drill(2), ((README, "were survived, {} refused clearly"),)),

@@ -17,6 +17,7 @@ from modernbert_train.__main__ import main as modernbert_train
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.support.jobs import LONG, RUN, SHORT, Job, alive, children, environment, losses
 from tests.support.probed import call_probed
+from tests.support.runs import newest
 from tests.support.tiny_run import TinyRun
 
 HERE = socket.gethostname()
@@ -34,15 +35,15 @@ def job(tiny_run: TinyRun, tmp_path: Path) -> Job:
 
 @pytest.mark.runs
 @pytest.mark.timeout(250)
-def test_a_signal_to_one_rank_saves_all(job: Job) -> None:
-    """Its data worker gets the signal too, since Slurm sends it to every process of a job."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_launcher_or_to_one_rank_saves_all(job: Job, number: signal.Signals) -> None:
+    """A scheduler's SIGTERM; and SIGUSR1, which Slurm sends to every process of a job, data workers included."""
     rank = job.ranks()[-1]
-    for pid in (rank, *(int(pid) for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split())):
-        os.kill(pid, signal.SIGUSR1)
+    for pid in [job.process.pid] if number == signal.SIGTERM else [rank, *children(rank)]:
+        os.kill(pid, number)
     code, output = job.end()
     assert code == 75, output
-    found, passed_over = newest_valid(job.folder / "checkpoints")
-    assert found is not None and not passed_over and found.step == len(losses(job.folder))
+    assert newest(job.folder).step == len(losses(job.folder))
     assert "Traceback" not in output and "error:" not in output
 
 
@@ -129,8 +130,7 @@ def test_the_time_limit_saves_before_it_comes(tiny_run: TinyRun, tmp_path: Path)
     words = tiny_run(*LONG, "launch.time_limit_minutes=1", "launch.save_seconds=20", "phases.short.tokens=4000000")
     code, output = Job([*RUN, *words], tmp_path / "runs/tiny", tmp_path / "log").end(120)
     assert code == 75, output
-    found, _ = newest_valid(tmp_path / "runs/tiny/checkpoints")
-    assert found is not None and found.step == len(losses(tmp_path / "runs/tiny"))
+    assert newest(tmp_path / "runs/tiny").step == len(losses(tmp_path / "runs/tiny"))
 
 
 COMPOSER = [sys.executable, "-m", "modernbert_train.import_stubs", "composer.cli", "-n", "2", "-m"]

@@ -22,7 +22,7 @@ import pytest
 
 import launch.budget
 import launch.pretrain
-from data_prep.sample import look_at_text
+from data_prep.sample import MIN_BYTES, look_at_text, size_text
 from launch.budget import Chooser, Device, Speed, choose
 from launch.stages import Stage, run_stages
 from modernbert_train.__main__ import main
@@ -222,7 +222,11 @@ def test_what_is_wrong_with_text_is_reported_with_its_remedy(folder: Path, capsy
     assert "no text; not read: 1 .png" in pretrain(capsys, "empty", "--size", "tiny", code=65)
     assert "lies in ." in pretrain(capsys, ".", "--size", "tiny", code=78)
     write(folder, "little/a.txt", prose(2_000))
-    assert "2 kB of text" in pretrain(capsys, "little", "--size", "tiny", code=65)
+    said = pretrain(capsys, "little", "--size", "tiny", code=65)
+    assert "2 kB of text in 1 .txt of 2 kB" in said and size_text(MIN_BYTES) in said
+    write(folder, "rows/a.jsonl", '{"words": "a text of two words"}\n' * 9)
+    assert "no field 'text' among 'words'" in pretrain(capsys, "rows", "--size", "tiny", code=65)
+    assert "no such file or folder" in pretrain(capsys, "nowhere", "--size", "tiny", code=65)
     write(folder, "one/a.txt", prose(200_000))
     assert "1 document in 1 .txt" in pretrain(capsys, "one", "--size", "tiny", code=65)
     for number in range(40):

@@ -218,7 +218,7 @@ def test_kubernetes_gets_a_name_it_takes(tiny_run: TinyRun, name: str, label: st
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_kubernetes_own_schema_takes_it(tiny_run: TinyRun, device: str) -> None:
     validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
-    for part in yaml.safe_load_all(rendered("kubernetes", tiny_run(*FULL, f"device={device}"))):
+    for part in yaml.safe_load_all(rendered("kubernetes", tiny_run(*FULL, f"compute.device={device}"))):
         for version in ("1.29", "1.31", "1.33"):
             validate.validate(part, version, strict=True)
 

@@ -130,13 +130,6 @@ def test_a_mistake_of_every_point_is_reported_once_and_leaves_the_name_free(
 
 
 @pytest.mark.runs
-def test_a_trial_that_always_crashes_is_given_up(tiny_run: TinyRun, tmp_path: Path) -> None:
-    sweep = spec(tiny_run(), tmp_path, "trials=1", "attempts=1")
-    [attempt] = run_fake(sweep, "0 exit 70")[0]
-    assert attempt.state == TrialState.FAIL and attempt.user_attrs[REASON].startswith("exit code 70")
-
-
-@pytest.mark.runs
 def test_a_full_disk_ends_the_worker_and_no_trial(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The parallel trial finishes, no new one begins, and the next start continues all of them."""
     sweep = spec(tiny_run(), tmp_path, "trials=3", "workers=2")

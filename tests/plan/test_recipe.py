@@ -17,7 +17,7 @@ from modernbert_train.config.schema import ModernBertConfig, RunConfig
 from modernbert_train.plan.recipe import (
     BY_PARAMETERS,
     SIZES,
-    Asked,
+    RunRequest,
     batches_for,
     entries_for,
     learning_rate,
@@ -29,14 +29,14 @@ from modernbert_train.plan.recipe import (
 YAMLS = Path(__file__).parents[2] / "yamls"
 
 
-def loaded(asked: Asked, folder: Path) -> RunConfig:
+def loaded(asked: RunRequest, folder: Path) -> RunConfig:
     (folder / "run.yaml").write_text(run_yaml(asked), encoding="utf-8")
     return load_run([folder / "run.yaml"])
 
 
-def asked(name: str, tokens: float, gpus: int = 8, **more: int) -> Asked:
+def asked(name: str, tokens: float, gpus: int = 8, **more: int) -> RunRequest:
     size = SIZES[name]
-    return Asked("mine", size, round(tokens), more.pop("entries", size.entries), gpus, "data/mine", **more)  # type: ignore[arg-type]
+    return RunRequest("mine", size, round(tokens), more.pop("entries", size.entries), gpus, "data/mine", **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

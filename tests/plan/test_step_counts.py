@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from modernbert_train.plan.documents import Documents, read_documents, rows_of
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.memory import checkpoint_bytes
 from modernbert_train.plan.step_counts import StepRange, crossings, crossings_or_ends, step_ranges, validations
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
 ABSENT = "data.train=absent/train"
@@ -37,15 +37,14 @@ def test_a_plan_is_what_the_run_then_does(tiny_run: TinyRun, often: str) -> None
     plan = make_plan(config, ranks=1)
     assert main(["train", *words]) == 0
     folder = Path(config.folder)
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [entry for entry in entries if entry["kind"] == "step"]
+    steps = records(folder)
     assert plan.exact and plan.steps == len(steps) and plan.tokens == steps[-1]["tokens"]
     for phase in plan.phases:
         of_phase = [entry for entry in steps if entry["phase"] == phase.name]
         assert phase.steps == len(of_phase)
         rows = [row for part in phase.ranges for row in [part.rows] * part.steps]
         assert rows == [entry["rows"] for entry in of_phase]
-    assert plan.validations == sum(entry["kind"] == "validation" for entry in entries) > len(plan.phases)
+    assert plan.validations == len(records(folder, "validation")) > len(plan.phases)
     checkpoints = sorted((folder / "checkpoints").iterdir())
     boundaries = crossings_or_ends([s for p in plan.phases for s in p.ranges], 1500)
     assert len(checkpoints) == boundaries >= plan.milestones > 0

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.errors import DataError
 from modernbert_train.report.document import MIN_POINTS, POINTS, points_of
 from modernbert_train.report.page import write_comparison
 from tests.report.records import evaluation, resume, step, validation
@@ -73,5 +72,3 @@ def test_on_the_command_line(two: list[Path], tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "other.html").read_bytes() == (tmp_path / "comparison.html").read_bytes()
     assert main(["report", *map(str, two), "optim.lr=1"]) == 78
     assert "by their folders only" in capsys.readouterr().err
-    with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read"):
-        write_comparison([two[0], tmp_path / "nothing"], tmp_path / "c.html")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from modernbert_train.errors import DataError
 from modernbert_train.report.curves import Following, History
 from tests.report.records import read_history, resume, step, validation
 
@@ -86,11 +85,6 @@ def test_wall_time_leaves_out_the_pause_between_two_processes(tmp_path: Path) ->
     history = history_of(tmp_path, *records)
     assert history.running_seconds == 14.0
     assert history.last_time - history.first_time == 4004.0
-
-
-def test_no_metrics_says_where_and_what_next(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read .* Give the folder of a run"):
-        read_history(tmp_path / "metrics.jsonl")
 
 
 def test_a_record_that_grows_is_read_as_far_as_it_has_got(tmp_path: Path) -> None:

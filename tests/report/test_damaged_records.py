@@ -73,5 +73,5 @@ def test_a_record_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     write_report(run)  # no file, no faults
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").mkdir()
-    with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl: cannot be read .* Give the folder of a run"):
         write_report(run)

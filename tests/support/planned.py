@@ -1,7 +1,8 @@
-"""Run a planner."""
+"""Run a planner, and read what it gave out and what it holds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from modernbert_train.config.schema import (
@@ -11,6 +12,8 @@ from modernbert_train.config.schema import (
     RunConfig,
     StableAdamWConfig,
 )
+from modernbert_train.data.packing import Chunk
+from modernbert_train.data.planner import BatchPlan
 
 
 def run(*row_tokens: int, tokens: int = 1500, **data: Any) -> RunConfig:
@@ -28,3 +31,14 @@ def run(*row_tokens: int, tokens: int = 1500, **data: Any) -> RunConfig:
         optim=StableAdamWConfig(lr=1e-3),
         phases=phases,
     )
+
+
+def chunks_of(plans: Iterable[BatchPlan]) -> list[Chunk]:
+    return [chunk for plan in plans for row in plan.rows for chunk in row]
+
+
+def waiting(state: dict[str, Any]) -> list[Chunk]:
+    """Chunks that the packer holds but has not given out."""
+    packer = state["packer"]
+    chunks = [chunk for row in packer["ready"] for chunk in row] + [chunk for _, chunk in packer["waiting"]]
+    return [Chunk(*chunk) for chunk in chunks]

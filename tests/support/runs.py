@@ -96,8 +96,9 @@ def assert_same_run(folder: Path, expected: Path) -> None:
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
-def newest(folder: Path) -> Checkpoint:
-    found, passed_over = newest_valid(folder / "checkpoints")
+def newest(folder: Path, last_step: int | None = None) -> Checkpoint:
+    """Return the newest checkpoint of the run, up to last_step; no newer one may have been passed over."""
+    found, passed_over = newest_valid(folder / "checkpoints", last_step)
     assert found is not None and not passed_over
     return found
 

@@ -1,4 +1,4 @@
-"""Accumulation of gradients over a step's microbatches and ranks, tested without starting ranks."""
+"""Gradients over a step's microbatches and ranks, and the keys of its dropout, tested without starting ranks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modernbert_train.batch import Batch, Packed, Sums
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.train import gradients as making
-from modernbert_train.train.gradients import counts_per_rank, gradients
+from modernbert_train.train.gradients import gradients
 
 CPU = torch.device("cpu")
 
@@ -50,17 +50,6 @@ def test_copies_are_summed_with_the_last_microbatch_of_each_step(monkeypatch: py
     assert told == [False, False, True, True, False, True]
 
 
-def test_gradients_are_of_the_mean_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wrappers divide by the number of ranks, so the denominator is a mean; otherwise the step depends on the number of
-    ranks."""
-    monkeypatch.setattr(making, "num_ranks", lambda: 4)
-    monkeypatch.setattr(making, "sum_over_ranks", lambda totals: totals.add_(torch.tensor(100.0)))  # other ranks' sums
-    assert float(counts_per_rank({"mlm": 7 + 13}, CPU)["mlm"]) == 30.0
-    model = Root([])
-    gradients(model, step_of([7, 13]), Compute(CPU, "fp32"), 0, 0)
-    assert model.weight.grad is not None and float(model.weight.grad) == pytest.approx((7 + 13) / 30)
-
-
 def test_ranks_meet_with_the_last_microbatch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """DDP all-reduces bucket by bucket during backward; doing so in each microbatch would multiply the traffic."""
     meets: list[bool] = []
@@ -84,3 +73,33 @@ def test_ranks_meet_with_the_last_microbatch_alone(monkeypatch: pytest.MonkeyPat
     meets.append(True)
     gradients(model, step_of([1, 2, 3]), Compute(CPU, "fp32"), 0, 0, passed)
     assert meets[:-1] == [False, False, True]
+
+
+class Dropped(nn.Module):
+    """Its loss is dropout applied to ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.left = nn.Parameter(torch.ones(64)), list[Tensor]()
+
+    def forward(self, batch: Batch, figures: bool = False) -> Sums:
+        self.left.append(nn.functional.dropout(self.weight, 0.5))
+        return Sums({"mlm": self.left[-1].sum()}, {})
+
+
+def drawn(seed: int, steps: int, microbatches: int = 2) -> list[Tensor]:
+    """Return the microbatches' dropout in the step after `steps`, in a process that drew other numbers before."""
+    torch.rand(steps + 7)
+    model = Dropped().train()
+    gradients(model, step_of([1] * microbatches), Compute(CPU, "fp32"), seed, steps)
+    return [left.detach() for left in model.left]
+
+
+def test_every_step_and_microbatch_drops_others_and_the_same_again_when_repeated() -> None:
+    """With one key for all steps the same neurons would always be dropped."""
+    found = [mask for steps in range(3) for mask in drawn(5, steps)] + drawn(6, 0)
+    for first in range(len(found)):
+        for second in range(first):
+            assert not torch.equal(found[first], found[second]), (first, second)
+    for mask, again in zip(drawn(5, 1), found[2:4], strict=True):
+        assert torch.equal(mask, again)

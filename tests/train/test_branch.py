@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
-from tests.support.runs import records
+from tests.support.runs import newest, records
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
 PLAIN = ("phases.short.batch_warmup=null", "phases.long.row_tokens=64", "phases.long.batch_rows=8")
@@ -21,12 +20,6 @@ PLAIN = ("phases.short.batch_warmup=null", "phases.long.row_tokens=64", "phases.
 
 def train(words: list[str]) -> int:
     return main(["train", *words])
-
-
-def newest(folder: Path) -> Checkpoint:
-    found, _ = newest_valid(folder / "checkpoints")
-    assert found is not None
-    return found
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:

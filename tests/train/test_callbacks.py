@@ -15,8 +15,7 @@ import torch
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.callbacks import ARGUMENTS, GPU_ONLY, REFUSED
-from modernbert_train.errors import ConfigError
-from modernbert_train.train.callbacks import CALLBACKS, LOGGERS, build_callbacks, check_loggers
+from modernbert_train.train.callbacks import CALLBACKS, LOGGERS, build_callbacks
 from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
@@ -159,10 +158,6 @@ def test_trackio_gets_every_step_without_a_network_and_a_restart_goes_on_in_the_
         ("callbacks.speed_monitor.time_unit=weeks", "Composer's SpeedMonitor refuses this (Invalid time_unit: weeks"),
         ("callbacks.speed_monitor.window_size=ten", "Composer's SpeedMonitor refuses this"),
         ("callbacks.memory_monitor={}", "measures GPUs only, and this run trains on a CPU. Set callbacks.memory_moni"),
-        (
-            "loggers.slack={}",
-            "loggers.slack: the package slack_sdk is not installed. Install it with pip (pip in",
-        ),
     ],
 )
 def test_what_check_cannot_see_is_refused_before_anything_is_made(
@@ -181,11 +176,3 @@ def test_callbacks_that_measure_gpus_are_there_on_gpus(tiny_run: TinyRun, tmp_pa
     assert [type(each) for each in built] == [CALLBACKS[name] for name in GPU_ONLY]
     for each in built[1:]:
         assert each.folder.startswith(str(tmp_path / "runs/tiny/")) and each.remote_file_name is None  # type: ignore[attr-defined]
-
-
-def test_a_missing_package_is_named(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for name in ("wandb", "trackio"):
-        missing = rf"loggers.{name}: the package {name} is not installed. .* pip \(pip install {name}\), or"
-        with pytest.raises(ConfigError, match=missing):
-            check_loggers(read_run(tiny_run(f"loggers.{name}={{}}")).loggers)

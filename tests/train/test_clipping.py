@@ -16,13 +16,13 @@ from composer.loggers import Logger
 from torch import Tensor, nn
 
 from modernbert_train.__main__ import read_run
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.config.load import load_run
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
 from modernbert_train.optim.clipping import clip
 from modernbert_train.train import session
 from tests.support.gloo import run_ranks
+from tests.support.runs import weights
 from tests.support.tiny_run import TinyRun
 
 SHORT = (
@@ -56,12 +56,6 @@ def train_all(words: list[str], strategies: list[str]) -> None:
         session.build_callbacks = lambda *_: []
 
 
-def weights(folder: Path, step: int | None = None) -> dict[str, Tensor]:
-    found, _ = newest_valid(folder / "checkpoints", last_step=step)
-    assert found is not None
-    return found.weights()
-
-
 def distance(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
@@ -83,19 +77,6 @@ def test_clipping_is_torchs(ranks: int, strategies: list[str], tiny_run: TinyRun
             for name in ("ours", "none")
         ]  # fmt: skip
         assert norms[0][0] == norms[1][0] > MOST, "the record has the norm before clipping"
-
-
-@pytest.mark.slow
-def test_a_clipped_run_resumes_to_the_bit(tiny_run: TinyRun, tmp_path: Path) -> None:
-    words = [*tiny_run(*SHORT), f"optim.max_grad_norm={MOST}"]
-    session.train(read_run([*words, "name=whole"]))
-    session.train(read_run([*words, "name=cut"]))
-    for folder in sorted((tmp_path / "runs/cut/checkpoints").glob("step-*"))[1:]:
-        for file in sorted(folder.rglob("*"), reverse=True):
-            file.unlink()
-        folder.rmdir()
-    session.train(read_run([*words, "name=cut"]))
-    assert distance(weights(tmp_path / "runs/cut"), weights(tmp_path / "runs/whole")) == 0
 
 
 def grads(*values: list[float] | None) -> list[nn.Parameter]:
@@ -131,10 +112,3 @@ def test_optimizers_that_bound_their_updates_refuse_it_with_the_reason(name: str
         load_run([Path(file)], [f"optim={{name: {name}, lr: 1e-3, max_grad_norm: 1.0}}"])
     (line,) = str(caught.value).splitlines()
     assert line.startswith("optim.max_grad_norm ") and "because they bound each update by themselves" in line
-
-
-def test_other_names_of_it_are_answered_with_the_key(tiny_run: TinyRun) -> None:
-    file, *_ = tiny_run()
-    for name in ("grad_clip", "gradient_clip_val", "gradient_clipping"):
-        with pytest.raises(ConfigError, match=r"Here it is optim\.max_grad_norm of optim\.name=adamw"):
-            load_run([Path(file)], [f"optim.{name}=1.0"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import gc
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,19 +17,16 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.batches import lay_out, mean_loss, mlm_batch
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.batch import Batch
 from modernbert_train.config.schema import DistributedConfig, ModernBertConfig
 from modernbert_train.distributed import bf16
 from modernbert_train.distributed.compute import resolve_precision
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.init import initialize
-from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.train.adapters import ComposerObjective, parallelism
 from modernbert_train.train.composer_internals import composer_device, composer_precision, install
 from modernbert_train.train.stability import Guard
 from tests.support.gloo import run_ranks
-from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
 
@@ -76,28 +72,6 @@ def test_fsdp2_is_configured_in_the_one_way_that_composer_hears(tiny_run: TinyRu
     asked = parallelism(read_run(tiny_run("distributed.strategy=fsdp2")).distributed, 2)
     parsed = Trainer._parse_parallelism_config(None, asked)
     assert isinstance(parsed.fsdp2, FSDP2Config) and parsed.fsdp is None
-
-
-@pytest.mark.runs
-def test_a_microbatch_that_does_not_fit_ends_the_run_instead_of_being_halved(
-    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Composer's automatic microbatches would repeat half a step with other shapes on every rank, or hang."""
-    assert main(["check", *tiny_run("phases.short.microbatch_tokens=auto")]) == 78
-    assert "phases.short.microbatch_tokens='auto' (command line): expected a whole number" in capsys.readouterr().err
-    computed = 0
-    forward = ForMaskedLM.forward
-
-    def too_large(model: ForMaskedLM, batch: Batch, figures: bool) -> Any:
-        nonlocal computed
-        computed += 1
-        if computed == 3:
-            raise RuntimeError("CUDA out of memory")
-        return forward(model, batch, figures)
-
-    monkeypatch.setattr(ForMaskedLM, "forward", too_large)
-    assert main(["train", *tiny_run("data.validation=null", "phases.short.microbatch_tokens=128")]) == 70
-    assert computed == 3 and len(records(tmp_path / "runs/tiny")) == 1  # 4 rows, 2 in a microbatch
 
 
 def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:

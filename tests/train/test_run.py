@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from tests.support import forked
 from tests.support.paths import ROOT
-from tests.support.runs import TRAIN, finish, interrupt_after, records
+from tests.support.runs import TRAIN, finish, interrupt_after, newest, records
 from tests.support.tiny_run import TinyRun
 
 
@@ -41,8 +40,8 @@ def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: Ti
     assert records(broken) == expected
     assert records(broken, "validation") == records(whole, "validation")
     assert len(records(broken, "resume")) == 3
-    one, other = newest_valid(whole / "checkpoints")[0], newest_valid(broken / "checkpoints")[0]
-    assert one is not None and other is not None and one.step == other.step == expected[-1]["step"]
+    one, other = newest(whole), newest(broken)
+    assert one.step == other.step == expected[-1]["step"]
     for name, tensor in one.weights().items():
         assert torch.equal(tensor, other.weights()[name]), name
     for name, tensor in one.optimizer().items():
@@ -90,9 +89,7 @@ def test_starting_a_finished_damaged_or_foreign_run_again(tiny_run: TinyRun, tmp
     assert "optim.lr: 0.005 -> 0.01" in output and "--fresh" in output and str(folder) in output
 
     # the newest checkpoint is truncated: the one before is used with a warning, and the result is the same
-    newest, _ = newest_valid(folder / "checkpoints")
-    assert newest is not None
-    weights = newest.folder / "model.safetensors"
+    weights = newest(folder).folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     code, output = finish(words)
     assert code == 0, output

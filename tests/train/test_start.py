@@ -139,7 +139,6 @@ def test_a_checkpoint_of_the_run_wins_and_the_origin_is_no_longer_needed(
         ("tokenizer", 78, r"tokens differ, as .*: id \S+ there, \S+ here"),
         ("model_type", 65, r"config\.json: model_type='bert'"),
         ("truncated", 65, r"model\.safetensors: cannot be read"),
-        ("both", 78, r"weights\.init_from=.* and weights\.grow_from=.*: both"),
         ("smaller", 78, r"model\.hidden_size=16, grown from 32: cannot shrink"),
     ],
 )
@@ -168,8 +167,6 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_built(
     elif case == "truncated":
         path = source / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-1000])
-    elif case == "both":
-        words += [f"weights.grow_from={source}"]
     elif case == "smaller":
         words = [f"weights.grow_from={source}", "model.hidden_size=16", "model.num_heads=1"]
     assert main(["train", *tiny_run(*STILL, *words)]) == code

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.data.dataset_card import TOKEN_COUNTS, read_card
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.data.unigram import TokenCounts, Unigram, unigram_of
-from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.errors import DataError
 from tests.support.make_shards import make_documents, make_shards
 from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
@@ -86,26 +85,6 @@ def test_a_stopped_mixture_resumes_to_the_same_losses_and_never_over_another(
         assert "trained on other data: its hash of lengths of b is" in capsys.readouterr().err
         assert main(["train", *words(f"name=kept{kept}", *often)]) == 0
         assert records(copy) == whole
-
-
-@pytest.mark.runs
-def test_what_may_change_between_the_starts_of_a_mixture(words: TinyRun, folders: Path, tmp_path: Path) -> None:
-    """A folder may move. Another share, an additional or a missing stream would be another run."""
-    moved = tmp_path / "moved"
-    moved.symlink_to(folders / "a")
-    for number, allowed in enumerate(([], [], [f"data.streams.a.path={moved}"])):
-        folder = RunFolder(read_run(words(*allowed)))
-        assert len(folder.open()) == (number == 2)
-        folder.save_config()
-        folder.close()
-    for key, override in (
-        ("data.streams.a.proportion", "data.streams.a.proportion=0.7"),
-        ("data.streams.c.path", f"data.streams.c={{path: {folders}/a}}"),
-        ("data.streams.b.path", "data.streams.b=null"),
-        ("data.mix_by", "data.mix_by=documents"),
-    ):
-        with pytest.raises(ConfigError, match=rf"(?m)^  {key}: "):
-            RunFolder(read_run(words(override))).open()
 
 
 @pytest.mark.runs

@@ -116,12 +116,6 @@ def test_ranks_make_the_same_step(monkeypatch: pytest.MonkeyPatch, ranks: list[l
     assert gradient == pytest.approx([means[0], 0.5 * means[1]])
 
 
-def test_a_term_of_which_there_is_nothing_adds_nothing() -> None:
-    """Loss and gradient are 0: neither is divided by 0."""
-    loss, gradient = Step([[1], [4]]).run()
-    assert loss == pytest.approx((4 + 7 + 8 + 9 + 10) / 5) and gradient[1] == 0.0
-
-
 @pytest.mark.runs
 def test_texts_too_short_for_pairs_train_their_masked_tokens(tiny_run: TinyRun, tmp_path: Path) -> None:
     """In batches without a pair the loss of the sentence order is 0 and not 0/0, in training and on held-out text."""

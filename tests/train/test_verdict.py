@@ -6,15 +6,21 @@ A missed case ends weeks of training, or lets a broken update into every later c
 from __future__ import annotations
 
 import math
+import random
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from modernbert_train.checkpoints.manifest import STATE
+from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.clock import Clock
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StabilityConfig
 from modernbert_train.errors import StorageError
+from modernbert_train.train.spikes import highest_normal_loss
+from modernbert_train.train.stability import Guard
 from modernbert_train.train.verdict import find_target, find_target_again, judge, why_stop
 from tests.support.small_checkpoint import write
 
@@ -178,3 +184,39 @@ def test_a_damaged_checkpoint_is_passed_over_and_only_damaged_ones_are_an_error(
     (tmp_path / "step-00000002" / STATE).write_text("torn")
     with pytest.raises(StorageError, match="no checkpoint is whole"):
         find_target(run_with().stability, Clock.of(run_with()), tmp_path, fault="non_finite", step=7, tokens_before=60)
+
+
+def test_spikes_let_through_hardly_raise_the_bar() -> None:
+    """With mean and standard deviation ten of them would make the eleventh normal."""
+    draw = random.Random(0)
+    calm = [3 + draw.gauss(0, 0.05) for _ in range(128)]
+    bar = highest_normal_loss(calm, 8.0, 0.1)
+    assert 3.2 < bar < 3.7
+    assert highest_normal_loss([*calm[10:], *[12.0] * 10], 8.0, 0.1) == pytest.approx(bar, abs=0.1)
+
+
+@pytest.mark.runs
+def test_noise_alone_is_not_a_spike() -> None:
+    """Twenty thousand losses of a normal distribution, with the default of 8 deviations."""
+    draw = random.Random(1)
+    losses = [draw.gauss(2.0, 0.05) for _ in range(20_000)]
+    found = sum(loss > highest_normal_loss(losses[i - 128 : i], 8.0, 0.0) for i, loss in enumerate(losses) if i >= 128)
+    assert found == 0
+
+
+def test_losses_of_the_phase_before_are_forgotten(tmp_path: Path) -> None:
+    """Longer rows or another RoPE base change the level of the loss, and a healthy first step would be skipped."""
+    config = RunConfig(name="a", runs_folder=str(tmp_path))
+    folder = RunFolder(config)
+    folder.path.mkdir(parents=True)
+    parts: Any = SimpleNamespace()
+    guard = Guard(config.stability, Clock.of(config), config.seed, parts, parts, parts, folder, parts, lambda: None)
+    for phase, before, after in (
+        ("short", [], []),
+        ("short", [3.0, 2.0], [3.0, 2.0]),
+        ("long", [3.0, 2.0], []),
+        ("long", [1.0], [1.0]),
+    ):
+        guard.memory["losses"] = before
+        guard.begin(phase)
+        assert (guard.memory["phase"], guard.memory["losses"]) == (phase, after)

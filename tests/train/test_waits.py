@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
+from modernbert_train.checkpoints.saver import Saver
 from modernbert_train.report.record import Reading
 from modernbert_train.train import gradients, recorder, session
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
 HOST_READS = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "__index__", "__array__")
@@ -127,3 +129,26 @@ def test_a_reading_is_the_number_as_it_was() -> None:
     reading = Reading(number)
     number += 1
     assert reading.is_here() and reading.value() == 2.5
+
+
+@pytest.mark.runs
+def test_the_lines_of_all_steps_are_in_the_file_before_their_checkpoint_is_written(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint relies on them: if they were still in memory, a kill would lose them."""
+    start, seen = Saver.start, {}
+
+    def look(self: Saver, snapshot: Any) -> None:
+        seen[snapshot.step] = [entry["step"] for entry in records(tmp_path / "runs/tiny")]
+        start(self, snapshot)
+
+    monkeypatch.setattr(Saver, "start", look)
+    monkeypatch.setattr(Reading, "is_here", lambda self: False)  # as on a GPU, which lags behind the host
+    short = [
+        "phases.short.tokens=900",
+        "phases.long.tokens=1000",
+        "checkpoint.interval_steps=1",
+        "data.validation=null",
+    ]
+    assert main(["train", *tiny_run(*short)]) == 0
+    assert len(seen) > 2 and seen == {step: list(range(1, step + 1)) for step in seen}

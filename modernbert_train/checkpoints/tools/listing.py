@@ -82,9 +82,9 @@ def look(folder: Path) -> Manifest:
     manifest = require_files(folder)
     for name, expected in manifest.files.items():
         with os_errors_as(StorageError, f"{folder / name}: cannot be read"):
-            found = (folder / name).stat().st_size
-        if found != expected.bytes:
-            raise StorageError(f"{folder / name}: damaged; {found:,} bytes, the manifest says {expected.bytes:,}")
+            size = (folder / name).stat().st_size
+        if size != expected.bytes:
+            raise StorageError(f"{folder / name}: damaged; {size:,} bytes, the manifest says {expected.bytes:,}")
     check_hashes(folder, manifest, (STATE, CONFIG_YAML))
     return manifest
 
@@ -131,35 +131,37 @@ def list_checkpoints(
     manifests = {step_of(each): manifest for each in here if (manifest := _manifest(each)) is not None}
     kept = kept_for(manifests if only is None else _all_manifests(selection), config)
     there = {step: name for step, name in (there or {}).items() if only in (None, step)}
-    found = [
+    checkpoints = [
         _listed(folder, kept.get(step_of(folder), ()), _copied(store, there, folder, manifests), verify)
         for folder in here
     ]
-    found = [
-        each for each in found if each.state != DAMAGED or (selection.checkpoints / each.name).is_dir()
+    checkpoints = [
+        each for each in checkpoints if each.state != DAMAGED or (selection.checkpoints / each.name).is_dir()
     ]  # just removed
-    steps = {each.step for each in found}
+    steps = {each.step for each in checkpoints}
     for step, name in there.items():
         if step not in steps and store is not None:
-            found.append(_listed_there(store, step, name))
+            checkpoints.append(_listed_there(store, step, name))
     if only is None:
         for path in partial_folders(selection.checkpoints):
             match = NAME.match(path.name)
             assert match is not None
-            what, size = _of_partial(path.name), bytes_in(path)
-            found.append(Listed(path.name, int(match[1]), INCOMPLETE, what, bytes=size, time=_time(path)))
+            problem, size = _of_partial(path.name), bytes_in(path)
+            checkpoints.append(Listed(path.name, int(match[1]), INCOMPLETE, problem, bytes=size, time=_time(path)))
         for folder in sorted((selection.checkpoints / SUPERSEDED).glob("*")):
             for path in step_folders(folder):
                 listed = _listed(path, (), None, None)
                 state = listed.state if listed.state == DAMAGED else SET_ASIDE
                 name = str(path.relative_to(selection.checkpoints))
-                found.append(replace(listed, name=name, state=state, kept=()))
-    return sorted(found, key=lambda each: (each.state == SET_ASIDE or "/" in each.name, each.step, each.name))
+                checkpoints.append(replace(listed, name=name, state=state, kept=()))
+    return sorted(checkpoints, key=lambda each: (each.state == SET_ASIDE or "/" in each.name, each.step, each.name))
 
 
 def _all_manifests(selection: Selection) -> dict[int, Manifest]:
     return {
-        step_of(each): found for each in step_folders(selection.checkpoints) if (found := _manifest(each)) is not None
+        step_of(each): manifest
+        for each in step_folders(selection.checkpoints)
+        if (manifest := _manifest(each)) is not None
     }
 
 
@@ -240,14 +242,14 @@ def one_line(text: str) -> str:
     return line if len(line) <= _LETTERS else f"{line[:_LETTERS]}..."
 
 
-def as_text(found: Sequence[Listed], selection: Selection) -> str:
+def as_text(listed: Sequence[Listed], selection: Selection) -> str:
     """Format a table, followed by the problems."""
-    if not found:
+    if not listed:
         return f"no checkpoint yet in {selection.checkpoints}"
-    copies = any(each.in_second_home is not None for each in found)
+    copies = any(each.in_second_home is not None for each in listed)
     places = ["replica"] if copies else []
     rows: list[tuple[str, ...]] = [("step", "tokens", "phase", "written", "MB", "state", *places, "kept as")]
-    for each in found:
+    for each in listed:
         cells = [
             f"{each.step:,}",
             "-" if each.tokens is None else f"{each.tokens:,}",
@@ -261,20 +263,20 @@ def as_text(found: Sequence[Listed], selection: Selection) -> str:
         nothing = "-" if each.state in (SET_ASIDE, ELSEWHERE, INCOMPLETE) or each.schema is None else "nothing"
         rows.append((*cells, ", ".join(each.kept) or nothing))
     lines = [table(rows)]
-    lines += [f"{each.name}: {each.state}: {each.problem}" for each in found if each.problem is not None]
-    lines += [f"set aside by `checkpoints restore`: {each.name}" for each in found if each.state == SET_ASIDE]
-    total = sum(each.bytes or 0 for each in found if each.state != ELSEWHERE)
-    lines.append(f"{plural(sum(each.state in (VALID, WHOLE) for each in found), f'{_word(found)} checkpoint')}, "
+    lines += [f"{each.name}: {each.state}: {each.problem}" for each in listed if each.problem is not None]
+    lines += [f"set aside by `checkpoints restore`: {each.name}" for each in listed if each.state == SET_ASIDE]
+    total = sum(each.bytes or 0 for each in listed if each.state != ELSEWHERE)
+    lines.append(f"{plural(sum(each.state in (VALID, WHOLE) for each in listed), f'{_word(listed)} checkpoint')}, "
                  f"{total / 1e6:,.1f} MB here")  # fmt: skip
-    if any(each.state == WHOLE for each in found):
+    if any(each.state == WHOLE for each in listed):
         lines.append("whole: manifest, sizes and small files are right; `checkpoints verify` reads every byte")
     return "\n".join(lines)
 
 
-def _word(found: Sequence[Listed]) -> str:
-    return VALID if any(each.state == VALID for each in found) else WHOLE
+def _word(listed: Sequence[Listed]) -> str:
+    return VALID if any(each.state == VALID for each in listed) else WHOLE
 
 
-def as_json(found: Sequence[Listed]) -> str:
+def as_json(listed: Sequence[Listed]) -> str:
     """Format the list as JSON, with exact numbers."""
-    return json.dumps([asdict(each) for each in found], indent=2)
+    return json.dumps([asdict(each) for each in listed], indent=2)

@@ -142,9 +142,9 @@ def name_end(file: Path) -> str:
 
 
 def _shown(endings: Mapping[str, int]) -> str:
-    most = Counter(endings).most_common(_ENDS)
-    rest = sum(endings.values()) - sum(number for _, number in most)
-    return ", ".join([f"{number:,} {end}" for end, number in most] + [f"{rest:,} others"] * bool(rest))
+    commonest = Counter(endings).most_common(_ENDS)
+    rest = sum(endings.values()) - sum(number for _, number in commonest)
+    return ", ".join([f"{number:,} {end}" for end, number in commonest] + [f"{rest:,} others"] * bool(rest))
 
 
 def _pattern_problem(pattern: str) -> str | None:

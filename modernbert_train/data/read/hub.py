@@ -80,5 +80,5 @@ def _hub_rows(source: RowSourceConfig) -> Any:
 
 
 def _errors_of(name: str, source: RowSourceConfig) -> AbstractContextManager[None]:
-    what = f"sources.{name}.path={source.path}: split {source.split or 'train'} cannot be read to its end"
-    return anything_as(DataError, what, "Correct path, subset and split, or try again.")
+    message = f"sources.{name}.path={source.path}: split {source.split or 'train'} cannot be read to its end"
+    return anything_as(DataError, message, "Correct path, subset and split, or try again.")

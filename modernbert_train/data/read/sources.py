@@ -83,12 +83,12 @@ def _rows(span: Span, source: RowSourceConfig, columns: Columns, max_characters:
 
 def _read_text(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
     id, size = str(span.file), span.file.stat().st_size
-    most, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
-    if span.file.suffix in PACKED or size <= most:
+    max_bytes, raw = 4 * max_characters, b""  # no encoding needs more bytes a character
+    if span.file.suffix in PACKED or size <= max_bytes:
         with open_unpacked(span.file) as content:
-            raw = content.read(most + 1)
+            raw = content.read(max_bytes + 1)
         size = len(raw)
-    if size > most:
+    if size > max_bytes:
         yield LeftOut(id, "too_long", f"{size} bytes are more than max_characters={max_characters} characters")
     elif source.encoding == UTF_8 and b"\0" in raw:  # before decoding, for a better message about UTF-16
         yield LeftOut(id, "nul_byte", f"NUL byte at offset {raw.index(0)}, so this is not UTF-8 text")

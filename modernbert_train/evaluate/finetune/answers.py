@@ -70,13 +70,13 @@ class Answers(Kind):
             return
         found = json_of(path)
         try:
-            asked = [
+            questions = [
                 (each["context"], question)
                 for article in found["data"]
                 for each in article["paragraphs"]
                 for question in each["qas"]
             ]
-            for number, (context, question) in enumerate(asked, start=1):
+            for number, (context, question) in enumerate(questions, start=1):
                 if not isinstance(context, str) or not isinstance(question["question"], str):
                     raise ValueError(f"line {number}: the question or its context is no text. Correct it.")
                 label = [[] if question.get("is_impossible") else question["answers"]] if labelled else []
@@ -128,21 +128,21 @@ class Answers(Kind):
                 encoding = reader.tokenizer.encode(context, add_special_tokens=False)
             record: dict[str, Any] = {"label": [span.text for span in example.label]} if split.labelled else {}
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-            asked = question[: reader.most // 2]
+            question_ids = question[: reader.text_tokens // 2]
             between = reader.vocabulary.between
-            room = reader.most - len(between) - len(asked)
+            room = reader.text_tokens - len(between) - len(question_ids)
             windows = list(_windows(len(offsets), room, reader.task.overlap_tokens))
             if split.key != TRAIN:
                 record |= {"context": context, "starts": offsets[:, 0].tolist(), "ends": offsets[:, 1].tolist()}
                 # a second separator counts as one of them
-                record |= {"question_tokens": len(asked) + len(between) - 1, "windows": windows}
+                record |= {"question_tokens": len(question_ids) + len(between) - 1, "windows": windows}
             lost = int(value[0, 0]) == _UNKNOWN and split.labelled
             counts.misplaced += lost
             if not context.strip() or not windows or (lost and split.key == TRAIN):
                 yield Encoded((), record | {"windows": []}, "empty" if not lost else "")
                 continue
-            counts.truncated += len(asked) < len(question)
-            head = [*asked, *between]
+            counts.truncated += len(question_ids) < len(question)
+            head = [*question_ids, *between]
             span, before = _tokens(offsets, value[0]), 1 + len(head)  # [CLS], question and [SEP]
             documents = [
                 ([*head, *encoding.ids[first : first + number]], _label(span, first, number, before))

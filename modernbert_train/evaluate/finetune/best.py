@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from modernbert_train.checkpoints.checkpoint import Checkpoint, folder_of, newest_checkpoint, remove, verify
+from modernbert_train.checkpoints.checkpoint import Checkpoint, folder_of, newest_checkpoint, verify
+from modernbert_train.checkpoints.removal import remove
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.verified import step_folders
 from modernbert_train.config.schema import RunConfig

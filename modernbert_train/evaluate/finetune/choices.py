@@ -55,10 +55,12 @@ class Choices(Kind):
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
         """See `Kind`: the place of the right choice, from 0, or its name among `labels`."""
-        most = max((_number(each, task) for split in splits.values() for each in split.examples), default=0)
-        names = tuple(task.labels) or tuple(str(number) for number in range(most))
-        if len(names) < most:
-            raise DataError(f"labels={list(names)}: names {len(names)} choices, and there are up to {most}. Name all.")
+        max_choices = max((_number(each, task) for split in splits.values() for each in split.examples), default=0)
+        names = tuple(task.labels) or tuple(str(number) for number in range(max_choices))
+        if len(names) < max_choices:
+            raise DataError(
+                f"labels={list(names)}: names {len(names)} choices, and there are up to {max_choices}. Name all."
+            )
         values = {
             name: [
                 _right(each, task, names) if split.labelled else np.zeros((1, 1), np.int32) for each in split.examples
@@ -80,7 +82,7 @@ class Choices(Kind):
                 yield Encoded((), entry)
                 continue
             between = reader.vocabulary.between
-            kept = [cut([first, choice], reader.most - len(between)) for choice in choices]
+            kept = [cut([first, choice], reader.text_tokens - len(between)) for choice in choices]
             ids = [token for text, choice in kept for token in (sep_id, cls_id, *text, *between, *choice)]
             counts.truncated += len(ids) < sum(len(first) + len(choice) + 2 + len(between) for choice in choices)
             yield Encoded([(ids[SPECIAL_TOKENS:], value)], entry | {"choices": len(choices)})

@@ -41,7 +41,7 @@ class _OfTexts(Kind):
                 continue
             between = reader.vocabulary.between
             added = len(between) * (len(parts) - 1)
-            kept = cut(parts, reader.most - added)
+            kept = cut(parts, reader.text_tokens - added)
             ids = [token for number, part in enumerate(kept) for token in (*between * (number > 0), *part)]
             counts.truncated += len(ids) < sum(map(len, parts)) + added
             counts.unseen += self.is_unseen(value, len(labels.names))

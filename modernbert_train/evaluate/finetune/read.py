@@ -85,12 +85,12 @@ def _read_columns(key: str, task: TaskConfig) -> tuple[bool, str | None]:
     return key not in task.predict, task.id_column if key != TRAIN else None
 
 
-def read_file(key: str, path: Path, task: TaskConfig, most: int | None = None, source: str | None = None) -> Split:
-    """Read the rows of a file, `most` at most; `source` names it in messages. Raises DataError as `read_splits`."""
+def read_file(key: str, path: Path, task: TaskConfig, max_rows: int | None = None, source: str | None = None) -> Split:
+    """Read the rows of a file, `max_rows` at most; `source` names it in messages. Raises DataError as `read_splits`."""
     unread = os_errors_as(DataError, f"{key}={path}: cannot be read", "Name a file of labelled texts.")
     with unread, values_as(DataError, f"{key}={path}"):
         rows = kind_of(task.kind).rows(path, task, *_read_columns(key, task))
-        return _split(key, source or str(path), "line", itertools.islice(rows, most), task, ())
+        return _split(key, source or str(path), "line", itertools.islice(rows, max_rows), task, ())
 
 
 def _of_hub(key: str, split: str, task: TaskConfig) -> Split:

@@ -67,10 +67,10 @@ class Relation(OneClass):
             text, first, last = _marked(example.texts[0])
             encoding = reader.tokenizer.encode(text, add_special_tokens=False)
             inside = [n for n, (begin, end) in enumerate(encoding.offsets) if end > first and begin < last] or [0]
-            room = reader.most - len(inside)  # for tokens around the spans
-            start = min(max(0, inside[0] - max(0, room) // 2), max(0, len(encoding.ids) - reader.most))
+            room = reader.text_tokens - len(inside)  # for tokens around the spans
+            start = min(max(0, inside[0] - max(0, room) // 2), max(0, len(encoding.ids) - reader.text_tokens))
             start = start if room > 0 else inside[0]
-            ids = encoding.ids[start : start + reader.most]
+            ids = encoding.ids[start : start + reader.text_tokens]
             counts.truncated += len(ids) < len(encoding.ids)
             counts.unseen += self.is_unseen(value, len(labels.names))
             yield Encoded([(ids, value)], record)

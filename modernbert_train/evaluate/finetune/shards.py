@@ -92,14 +92,14 @@ def prepare(task: TaskConfig, tokenizer: Path, max_tokens: int, folder: Path) ->
         StorageError: the disk refuses it.
     """
     require_own_files(tokenizer)
-    asked = _asked(task, read_vocabulary(tokenizer), max_tokens)
+    requested = _asked(task, read_vocabulary(tokenizer), max_tokens)
     with os_errors_as(StorageError, f"{folder}: cannot be written", "Free the disk, or name another runs_folder."):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (folder.parent / ".task.lock").open("w") as file:
             lock(file)
             if not folder.exists():
-                _write(task, asked, tokenizer, max_tokens, folder)
-    return _read(folder, asked)
+                _write(task, requested, tokenizer, max_tokens, folder)
+    return _read(folder, requested)
 
 
 def _asked(task: TaskConfig, vocabulary: Vocabulary, max_tokens: int) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _asked(task: TaskConfig, vocabulary: Vocabulary, max_tokens: int) -> dict[st
     return json.loads(json.dumps(about))
 
 
-def _read(folder: Path, asked: Mapping[str, Any]) -> Prepared:
+def _read(folder: Path, requested: Mapping[str, Any]) -> Prepared:
     unread, damage = f"{folder / ABOUT}: cannot be read", (ValueError, KeyError, TypeError)
     with os_errors_as(DataError, unread, f"Remove {folder}, and it is made again.", *damage):
         about = read_json(folder / ABOUT)
@@ -120,7 +120,7 @@ def _read(folder: Path, asked: Mapping[str, Any]) -> Prepared:
         longest = int(about["longest"])
     refuse(
         f"{folder}: made from another task, other texts or another tokenizer",
-        changes({key: made.get(key) for key in asked}, asked),
+        changes({key: made.get(key) for key in requested}, requested),
         f"Give this run another name=, or remove {folder.parent}.",
     )
     card = read_card(folder / TRAIN)
@@ -128,7 +128,7 @@ def _read(folder: Path, asked: Mapping[str, Any]) -> Prepared:
     return Prepared(folder, labels, unseen, counts, longest, tokens, card.documents)
 
 
-def _write(task: TaskConfig, asked: Mapping[str, Any], tokenizer: Path, max_tokens: int, folder: Path) -> None:
+def _write(task: TaskConfig, requested: Mapping[str, Any], tokenizer: Path, max_tokens: int, folder: Path) -> None:
     splits = read_splits(task)
     labels = kind_of(task.kind).numbers(task, splits)
     with whole_folder(folder) as staging:
@@ -138,11 +138,11 @@ def _write(task: TaskConfig, asked: Mapping[str, Any], tokenizer: Path, max_toke
                 shutil.copyfile(tokenizer / name, staging / TOKENIZER / name)
         longest, counts = 0, {}
         for name, split in splits.items():
-            counts[name], most = _write_split(split, name, labels, task, staging, max_tokens)
-            longest = max(longest, most)
+            counts[name], longest_of_split = _write_split(split, name, labels, task, staging, max_tokens)
+            longest = max(longest, longest_of_split)
         _count_repeats(splits, labels, task, counts)
         about = {
-            "asked": asked,
+            "asked": requested,
             "labels": labels.names,
             "unseen": labels.unseen,
             "sources": {name: split.source for name, split in splits.items()},

@@ -32,7 +32,7 @@ class Reader:
     max_tokens: int
 
     @property
-    def most(self) -> int:
+    def text_tokens(self) -> int:
         """Tokens between [CLS] and [SEP]."""
         return self.max_tokens - SPECIAL_TOKENS
 
@@ -64,13 +64,13 @@ class Reader:
                 yield found
 
 
-def cut(parts: list[list[int]], most: int) -> list[list[int]]:
+def cut(parts: list[list[int]], max_tokens: int) -> list[list[int]]:
     """Cut the texts to at most this many tokens: the longer of two loses its end until both are equal, then both."""
-    if sum(map(len, parts)) <= most:
+    if sum(map(len, parts)) <= max_tokens:
         return parts
     if len(parts) == 1:
-        return [parts[0][:most]]
+        return [parts[0][:max_tokens]]
     first, second = map(len, parts)
-    shorter = min(first, second, most // 2)
-    keep = (shorter, most - shorter) if first <= second else (most - shorter, shorter)
+    shorter = min(first, second, max_tokens // 2)
+    keep = (shorter, max_tokens - shorter) if first <= second else (max_tokens - shorter, shorter)
     return [ids[:length] for ids, length in zip(parts, keep, strict=True)]

@@ -98,7 +98,7 @@ class Words(Kind):
             if not ids or not any(text.strip() for text in example.texts):
                 yield Encoded((), entry)
                 continue
-            kept = ids[: reader.most]
+            kept = ids[: reader.text_tokens]
             of_kept = _of_tokens(value, firsts, len(kept))
             counts.lost_words += len(firsts) - int((of_kept != IGNORED_LABEL).sum())
             counts.truncated += len(kept) < len(ids)

@@ -82,13 +82,13 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
     if is_multi_vector(opened) or is_sparse(opened):
         kind = "sparse vectors" if is_sparse(opened) else "a vector for each token"
         raise ConfigError(f"--model={model}: has {kind}, and mining needs one dense vector a text. Name another.")
-    asked = _asked(config, opened, pairs)
+    requested = _asked(config, opened, pairs)
     if out.exists():
-        _require_same(out, report, asked)
+        _require_same(out, report, requested)
         shutil.rmtree(f"{config.out}.work", ignore_errors=True)
         print(f"already complete\n{_described(out, read_json(report))}")
         return out
-    mined, positive_scores = _mine(opened, model, config, pairs, Path(f"{config.out}.work"), asked)
+    mined, positive_scores = _mine(opened, model, config, pairs, Path(f"{config.out}.work"), requested)
     lines, counts = _lines(pairs, mined, positive_scores, counts)
     if not counts["negatives"]:
         limits = ", ".join(f"{key}={value}" for key in _LIMITS if (value := getattr(config, key)) is not None)
@@ -98,7 +98,7 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
         )
     scores = [*positive_scores, *(score for each in mined.values() for _, score in each)]
     low, high = math.floor(min(scores)), math.ceil(max(scores))
-    about = {"asked": asked, "counts": counts, "score_range": [low, max(high, low + 1)]}
+    about = {"asked": requested, "counts": counts, "score_range": [low, max(high, low + 1)]}
     write_out(report, json.dumps(about, indent=2) + "\n")
     write_out(out, "".join(lines))
     shutil.rmtree(f"{config.out}.work")
@@ -144,14 +144,14 @@ def _asked(config: MineConfig, model: SentenceTransformer, pairs: Sequence[tuple
     return {"texts": texts, "weights": weights_sha256(model.state_dict()), "model": asdict(describe(model)), **settings}
 
 
-def _require_same(out: Path, report: Path, asked: dict[str, Any]) -> None:
+def _require_same(out: Path, report: Path, requested: dict[str, Any]) -> None:
     """Refuse to replace a file of something else."""
     remedy = "Give another file with out=..., or remove it."
     if not report.is_file():
         raise ConfigError(f"out={out}: exists, and `retrieval mine` did not write it. {remedy}")
     with os_errors_as(StorageError, f"{report}: is damaged", remedy, ValueError, KeyError, TypeError):
         before = read_json(report)["asked"]
-    now = json.loads(json.dumps(asked))
+    now = json.loads(json.dumps(requested))
     refuse(f"out={out}", changes({key: before.get(key) for key in now}, now), remedy)
 
 
@@ -161,7 +161,7 @@ def _mine(
     config: MineConfig,
     pairs: Sequence[tuple[str, ...]],
     folder: Path,
-    asked: dict[str, Any],
+    requested: dict[str, Any],
 ) -> tuple[Mined, list[float]]:
     """Return the negatives of each pair, and the score of its positive."""
     from datasets import Dataset
@@ -169,7 +169,7 @@ def _mine(
 
     kept = {}
     for side in ("document", "query"):
-        about = {key: asked[key] for key in ("texts", "weights", "model")} | {"side": side}
+        about = {key: requested[key] for key in ("texts", "weights", "model")} | {"side": side}
         kept[side] = _Kept(getattr(model, f"encode_{side}"), folder / side, about, name)
         setattr(model, f"encode_{side}", kept[side])
     state = random.getstate()

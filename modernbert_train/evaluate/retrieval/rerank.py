@@ -244,13 +244,13 @@ class Reranking:
         """Score the best `rerank_top` candidates of each query; others are not found at all."""
         config = self._config
         kept = {query: by_score(found)[: config.rerank_top] for query, found in first.items()}
-        asked = {row["id"]: (config.query_prompt or "") + row["text"] for row in data["queries"]}
+        queries = {row["id"]: (config.query_prompt or "") + row["text"] for row in data["queries"]}
         texts = texts_of(data["corpus"], {name for names in kept.values() for name in names})
         pairs = [(query, name) for query, names in kept.items() for name in names]
         counting, scores = Counting(f"{each.name}: pairs", len(pairs)), {query: {} for query in kept}
         for start in range(0, len(pairs), _PAIRS):
             part = pairs[start : start + _PAIRS]
-            both = [(asked[query], (config.document_prompt or "") + texts[name]) for query, name in part]
+            both = [(queries[query], (config.document_prompt or "") + texts[name]) for query, name in part]
             for (query, name), score in zip(part, score_pairs(self._model, both, config.encode_batch), strict=True):
                 scores[query][name] = score
             counting.add(len(part))

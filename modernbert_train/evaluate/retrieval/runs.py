@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 MODEL = "st"  # folder of the trained model, in a run's folder
 
 
-def choose_device(asked: Literal["auto", "cpu", "cuda"]) -> str:
+def choose_device(device: Literal["auto", "cpu", "cuda"]) -> str:
     """Return cpu or cuda; raise ConfigError if torch sees no GPU although one is requested or present."""
-    return "cuda" if uses_gpu(asked, "device") else "cpu"
+    return "cuda" if uses_gpu(device, "device") else "cpu"
 
 
 @contextmanager

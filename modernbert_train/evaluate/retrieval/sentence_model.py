@@ -190,14 +190,14 @@ def open_sentence_model(name: str, config: EncodeConfig) -> Model:
     limit = model.max_seq_length
     if limit is None:
         raise DataError(f"{name}: sets no maximum length, so its texts cannot be cut. Name another model.")
-    most = config.max_tokens or limit
-    if most > limit:
-        raise ConfigError(f"max_tokens={most}: {name} reads {limit:,} at most. Lower it, or leave it out.")
-    model.max_seq_length = most
+    max_tokens = config.max_tokens or limit
+    if max_tokens > limit:
+        raise ConfigError(f"max_tokens={max_tokens}: {name} reads {limit:,} at most. Lower it, or leave it out.")
+    model.max_seq_length = max_tokens
     encoder: Any = model[0]
     if config.query_max_tokens is not None:
         encoder.query_length = config.query_max_tokens
-    if (getattr(encoder, "query_length", None) or most) >= most:
+    if (getattr(encoder, "query_length", None) or max_tokens) >= max_tokens:
         encoder.query_length = None  # not a separate limit
     return model.eval()
 
@@ -252,7 +252,7 @@ def describe(model: Model) -> Described:
     from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 
     encoder: Any = model[0]
-    most = encoder.max_seq_length
+    max_tokens = encoder.max_seq_length
     pooling = next((each.pooling_mode for each in model if isinstance(each, Pooling)), "its own")
     pooling = "none: a vector for each token" if is_multi_vector(model) else "sparse" if is_sparse(model) else pooling
     return Described(
@@ -260,6 +260,6 @@ def describe(model: Model) -> Described:
         any(isinstance(each, Normalize) for each in model),
         (model.prompts or {}).get("query") or "",
         (model.prompts or {}).get("document") or "",
-        getattr(encoder, "query_length", None) or most,
-        most,
+        getattr(encoder, "query_length", None) or max_tokens,
+        max_tokens,
     )

@@ -239,16 +239,16 @@ def measured_once(
         out: folder; files are in its `sets`.
         measure: called if none of the same are there.
     """
-    asked, file = asked_of(each, config) | identity, out / "sets" / f"{each.name}.json"
+    requested, file = asked_of(each, config) | identity, out / "sets" / f"{each.name}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = read_json(file)
-        if found["asked"] == json.loads(json.dumps(asked)):
+        if found["asked"] == json.loads(json.dumps(requested)):
             kept = found["figures"], found["about"]
             print(f"{each.name}: measured before, see {file}", flush=True)
             return kept
     figures, about = measure(each)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps({"asked": asked, "figures": figures, "about": about}, indent=2) + "\n")
+    write_whole(file, json.dumps({"asked": requested, "figures": figures, "about": about}, indent=2) + "\n")
     return figures, about
 
 

@@ -61,8 +61,8 @@ class Packed:
 
         kind = getattr(prompt_type, "value", prompt_type)
         prompt = {_QUERY: self.about.query_prompt, _DOCUMENT: self.about.document_prompt}.get(kind, "")
-        most = self.about.query_max_tokens if kind == _QUERY else self.about.max_tokens
-        found = replace(self.encoder, max_tokens=most).embed(
+        max_tokens = self.about.query_max_tokens if kind == _QUERY else self.about.max_tokens
+        found = replace(self.encoder, max_tokens=max_tokens).embed(
             [prompt + text for batch in inputs for text in batch["text"]],
             pooling="cls" if self.about.pooling == "cls" else "mean",
             batch_tokens=BATCH_TOKENS,
@@ -205,9 +205,11 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
         inner, scores, pairwise = _library(model)
         return Watched(inner, scores, pairwise, describe(model), weights_sha256(model.state_dict()), folder, meta)
     encoder = load_source(source)
-    most = config.max_tokens or encoder.max_tokens
-    if most > encoder.max_tokens:
-        raise ConfigError(f"max_tokens={most}: {name} reads {encoder.max_tokens:,} at most. Lower it, or leave it out.")
+    max_tokens = config.max_tokens or encoder.max_tokens
+    if max_tokens > encoder.max_tokens:
+        raise ConfigError(
+            f"max_tokens={max_tokens}: {name} reads {encoder.max_tokens:,} at most. Lower it, or leave it out."
+        )
     prompts, query_tokens = own_prompts(source) or {}, config.query_max_tokens
     if trained is not None:
         query_tokens = query_tokens or cast(ContrastiveConfig, trained).query_max_tokens
@@ -216,8 +218,8 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
         config.normalize is not False,
         prompts.get("query", "") if config.query_prompt is None else config.query_prompt,
         prompts.get("document", "") if config.document_prompt is None else config.document_prompt,
-        min(query_tokens or most, most),
-        most,
+        min(query_tokens or max_tokens, max_tokens),
+        max_tokens,
     )
     packed = Packed(encoder, about, choose_device(config.device))
     return Watched(packed, cos_sim, pairwise_cos_sim, about, weights_sha256(encoder.module.state_dict()), folder, meta)

@@ -7,7 +7,6 @@ killed at any moment.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -103,19 +102,6 @@ def log_of(name: str, out: Path) -> Path:
     return out / LOGS / file_name(name, ".log", 255)
 
 
-@dataclass
-class Outcome:
-    """Outcome of many runs.
-
-    Attributes:
-        failed: those that did not end well.
-        stopped: True if a signal came, here or to one of them.
-    """
-
-    failed: Failures = field(default_factory=dict)
-    stopped: bool = False
-
-
 def changed_since(
     cells: Iterable[Cell], out: Path, weights_now: Callable[[str], str | None]
 ) -> Iterator[tuple[Cell, str]]:
@@ -156,7 +142,8 @@ def run_cells(
     out: Path,
     jobs: int | None,
     finished: Callable[[], None],
-) -> Outcome:
+    failures: Failures,
+) -> bool:
     """Run cells, each in a separate process.
 
     Args:
@@ -164,8 +151,12 @@ def run_cells(
         out: folder of their folders.
         jobs: at a time; None: as many as there are GPUs, or one.
         finished: called after each that has a result.
+        failures: receives those that do not end well.
+
+    Returns:
+        True if a signal came, here or to one of them.
     """
-    outcome, by_name, begun, total = Outcome(), {cell.name: cell for cell in cells}, time.monotonic(), len(cells)
+    by_name, begun, total, stopped = {cell.name: cell for cell in cells}, time.monotonic(), len(cells), False
     broken: dict[Any, Failure] = {}  # texts and model whose data are missing or damaged, for every seed
     on_cpu = any("compute.device=cpu" in cell.overrides for cell in cells)
     gpus = 0 if on_cpu else count_gpus()
@@ -175,7 +166,7 @@ def run_cells(
     over = 0
 
     def fails(cell: Cell, failure: Failure) -> None:
-        outcome.failed[cell.name] = failure
+        failures[cell.name] = failure
         record = {"exit_code": failure.exit_code, "message": failure.message, "run": failure.log.stem}
         with os_errors_as(StorageError, f"{out / FAILED}: cannot be written", "Free some space."):
             (out / FAILED).mkdir(exist_ok=True)
@@ -184,7 +175,7 @@ def run_cells(
             broken[_texts(cell)] = failure
 
     def ended(job: Job, code: int) -> None:
-        nonlocal over
+        nonlocal over, stopped
         over += 1
         cell, took = by_name[job.name], duration(time.monotonic() - begun)
         result = read_result(out / cell.name / RESULT)
@@ -192,7 +183,7 @@ def run_cells(
             print(f"[{over} of {total}, {took}] {cell.name}: {_in_words(result) or 'done'}", flush=True)
             finished()
         elif code == StoppedEarly.exit_code:
-            outcome.stopped = True
+            stopped = True
         else:
             fails(cell, Failure(code, last_words(job.log), job.log))
             print(f"[{over} of {total}, {took}] {cell.name}: failed, exit code {code}; {job.log}", flush=True)
@@ -213,8 +204,7 @@ def run_cells(
             print(f"[{over} of {total}, {duration(now - begun)}] {job.name}: {newest_line(job.log)}", flush=True)
         return False
 
-    outcome.stopped |= run_all(started(), own, ended, look)
-    return outcome
+    return run_all(started(), own, ended, look) or stopped
 
 
 def _texts(cell: Cell) -> tuple[object, ...]:
@@ -231,13 +221,8 @@ def _command(cell: Cell, out: Path) -> list[str]:
 
 def asked_of_module() -> tuple[str, str, list[str], Path]:
     """Return what a cell's command asks of another module: task, model, words, and the folder of its result."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("task")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("words", nargs="*", metavar="KEY=VALUE")
-    options = parser.parse_intermixed_args()
-    *words, home, name = options.words
-    return options.task, options.model, words, Path(home.partition("=")[2], name.partition("=")[2])
+    task, _, model, *words, home, name = sys.argv[1:]
+    return task, model, words, Path(home.partition("=")[2], name.partition("=")[2])
 
 
 def _in_words(result: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ count. Each way is measured in a separate process, whose peak memory counts; len
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import statistics
@@ -128,15 +129,14 @@ def _device() -> str:
 
 def speeds(plan: Plan) -> Parts:
     """Return the measurements of a suite; a baseline is as fast as its model."""
-    config, found = plan.suite.efficiency, Parts()
-    if config is None:
-        return found
+    if (config := plan.suite.efficiency) is None:
+        return {}
     words = [f"{key}={json.dumps(value)}" for key, value in asdict(config).items()]
-    for model, label in plan.labels.items():
-        if model != BM25 and not named_model(model).baseline:
-            for way in WAYS:
-                found[label, way] = plan.part(f"efficiency-{way}", model, way, model, words, __name__)
-    return found
+    return {
+        (plan.labels[model], way): plan.part(f"efficiency-{way}", model, way, model, words, __name__)
+        for model, way in itertools.product(plan.models, WAYS)
+        if model != BM25 and not named_model(model).baseline
+    }
 
 
 def table_of(plan: Plan) -> list[Row]:
@@ -157,9 +157,9 @@ def not_measured(plan: Plan) -> Iterator[str]:
     """Yield a note for each model that cannot read some length."""
     found = {label: result for (label, _), cell in speeds(plan).items() if (result := plan.result(cell)) is not None}
     for label, result in found.items():
-        most = result["settings"]["max_tokens"]
-        if longer := [f"{length:,}" for length in sorted(result["settings"]["lengths"]) if length > most]:
-            yield f"{label} reads {most:,} tokens at most: texts of {' and '.join(longer)} were not measured."
+        max_tokens = result["settings"]["max_tokens"]
+        if longer := [f"{length:,}" for length in sorted(result["settings"]["lengths"]) if length > max_tokens]:
+            yield f"{label} reads {max_tokens:,} tokens at most: texts of {' and '.join(longer)} were not measured."
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
@@ -184,7 +184,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
 def main() -> None:
     way, model, words, out = asked_of_module()
     config = load_typed(EfficiencyConfig, [], words)
-    figures, most = measure(model, way, config)
+    figures, max_tokens = measure(model, way, config)
     out.mkdir(parents=True, exist_ok=True)
     write_figures(
         out / RESULT,
@@ -194,7 +194,7 @@ def main() -> None:
         run=out.name,
         figures=figures,
         counts={},
-        settings={**asdict(config), "metrics": [SPEED], "max_tokens": most, "device": _device()},
+        settings={**asdict(config), "metrics": [SPEED], "max_tokens": max_tokens, "device": _device()},
     )
 
 

@@ -144,7 +144,7 @@ class Plan:
         """Mistakes that would leave every cell of a task empty, found before anything runs."""
         task = self.suite.tasks[name]
         for choice in choices_of(task):
-            asked = self.asked_of(name, self.models[0], choice)
+            settings = self.asked_of(name, self.models[0], choice)
             if task.trains:
                 read = self._read_recipe if task.finetune is None else self._read_task
                 self._check_run(tuple(read(self._what(task), self._words(name, choice))[1]), tuple(self.models))
@@ -153,7 +153,7 @@ class Plan:
         elif task.mteb is not None:
             splits, metrics = [str(task.mteb)], [MAIN_SCORE]
         else:
-            splits, metrics = list(asked.get("evaluate", [Path(task.what).name])), list(RANKING)
+            splits, metrics = list(settings.get("evaluate", [Path(task.what).name])), list(RANKING)
         for key, value, known in (
             ("split", task.split, splits),
             ("choose_on", task.choose_on, splits),

@@ -12,14 +12,7 @@ from modernbert_train.distributed.run_jobs import raise_failures
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import SEED, named_model
 from modernbert_train.evaluate.retrieval.bm25 import BM25
-from modernbert_train.evaluate.suite.cells import (
-    Cell,
-    Failures,
-    changed_since,
-    forget,
-    read_failures,
-    run_cells,
-)
+from modernbert_train.evaluate.suite.cells import Cell, Failures, changed_since, forget, read_failures, run_cells
 from modernbert_train.evaluate.suite.data import missing_data
 from modernbert_train.evaluate.suite.efficiency import speeds
 from modernbert_train.evaluate.suite.formats import as_markdown
@@ -112,9 +105,7 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
             forget(cell.name, out, run=True)
         plan.failures |= read_failures(cells, out)
         missing = [each for each in cells if plan.result(each) is None and each.name not in plan.failures]
-        outcome = run_cells([] if stopped else missing, out, jobs, draw)
-        plan.failures |= outcome.failed
-        stopped |= outcome.stopped
+        stopped = stopped or run_cells(missing, out, jobs, draw, plan.failures)
 
     with held(out, "Wait for it, stop it, or name another folder."):
         for names in plan.levels:

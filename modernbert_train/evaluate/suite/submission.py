@@ -75,10 +75,10 @@ def predict(task_name: str, run: Path, words: Sequence[str], out: Path) -> None:
     labels = list(objective.labels)
     known = next(iter(task.validation.values()))  # small, while the training texts are many
     splits = {each.split.replace("/", "-"): each.split for each in files.values()}
-    asked, texts = replace(task, train=known, validation={}, predict=splits, labels=labels), out / "task"
+    to_predict, texts = replace(task, train=known, validation={}, predict=splits, labels=labels), out / "task"
     shutil.rmtree(texts, ignore_errors=True)  # of a process that was killed
-    prepared = prepare(asked, run / "task" / TOKENIZER, made["max_tokens"], texts)
-    write_predictions(config, asked, prepared, find_outcome(config, task).checkpoint, out / PREDICTIONS)
+    prepared = prepare(to_predict, run / "task" / TOKENIZER, made["max_tokens"], texts)
+    write_predictions(config, to_predict, prepared, find_outcome(config, task).checkpoint, out / PREDICTIONS)
     write_submission(files, task_name, run, out)
     for each in texts.iterdir():
         if each.is_dir():  # else it says whether the texts have changed since

@@ -172,8 +172,10 @@ def by_preference(
 
 def with_backend(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> str:
     """Return the kernel's name, and on a GPU the backend that it calls, where that depends on the installation."""
-    asked = {"varlen": varlen.backend, "flash": flash.backend, "cudnn": cudnn.backend}.get(kernel.name)
-    return kernel.name if asked is None or device.type != "cuda" else f"{kernel.name} ({asked(device, dtype)})"
+    backend_of = {"varlen": varlen.backend, "flash": flash.backend, "cudnn": cudnn.backend}.get(kernel.name)
+    return (
+        kernel.name if backend_of is None or device.type != "cuda" else f"{kernel.name} ({backend_of(device, dtype)})"
+    )
 
 
 def kernel_report() -> dict[str, str | None]:

@@ -112,7 +112,7 @@ def prepare(packed: Packed, visible: Visible) -> varlen.Layout:
     if newest == 4:
         return flash4.prepare(packed, visible)
     of_keys_S = packed.cu_seqlens_S.clone()
-    torch._dynamo.maybe_mark_dynamic(of_keys_S, 0)
+    torch._dynamo.maybe_mark_dynamic(of_keys_S, 0)  # mark_dynamic would raise where a graph needs a fixed size
     return Layout(*varlen.sizes(packed), visible, of_keys_S)
 
 
@@ -123,7 +123,7 @@ def attend(
     assert bias is None, "support() refuses a bias"
     if isinstance(layout, flash4.Layout):
         return flash4.attend(q_TNH, k_TNH, v_TNH, layout, window)
-    if not isinstance(layout, Layout):
+    if not isinstance(layout, Layout):  # version 3: torch's switch puts it behind the functions of `varlen`
         return varlen.attend(q_TNH, k_TNH, v_TNH, layout, window)
     options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
     if window:

@@ -207,7 +207,8 @@ def _forward(
     highest = tl.full((TILE,), -1e30, tl.float32)
     total = tl.zeros((TILE,), tl.float32)
     out = tl.zeros((TILE, WIDTH), tl.float32)
-    # only tiles with a visible key: three with a window of 64, fewer at the ends of short sequences
+    # only tiles with a visible key: three with a window of 64, fewer at the ends of short sequences. In Triton the 0 of
+    # tl.min(first, 0) is an axis, not a bound
     for other in range(tl.min(first, 0) // TILE * TILE, tl.max(end, 0), TILE):
         k = _load_rotated(k_TNH, other, k_token, num_tokens, cos_TE, sin_T2E, TILE, WIDTH)
         v = _load(v_TNH, other, v_token, num_tokens, TILE, WIDTH)

@@ -83,8 +83,8 @@ def missing_in_torch(*functions: tuple[str, ...], oldest: str = OLDEST) -> str |
         schema = getattr(getattr(getattr(torch.ops.aten, name, None), "default", None), "_schema", None)
         takes = set() if schema is None else {argument.name for argument in schema.arguments}
         if lacks := [argument for argument in arguments if argument not in takes]:
-            what = f"has no {name}" if schema is None else f"has a {name} without {', '.join(lacks)}"
-            return f"torch {torch.__version__} {what}: {remedy}"
+            problem = f"has no {name}" if schema is None else f"has a {name} without {', '.join(lacks)}"
+            return f"torch {torch.__version__} {problem}: {remedy}"
     if not torch.backends.cuda.is_flash_attention_available():
         return f"torch {torch.__version__} was built without FlashAttention: {remedy}"
     return None
@@ -123,7 +123,7 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
 def sizes(packed: Packed) -> tuple[Tensor, Tensor]:
     """Return the first two fields of `Layout`, marked dynamic for compiled layers."""
     longest = packed.max_seqlen if packed.longest is None else packed.longest
-    both = packed.cu_seqlens_S, packed.cu_seqlens_S.new_empty((longest + 1, 0))
+    both = packed.cu_seqlens_S, packed.cu_seqlens_S.new_empty((longest + 1, 0))  # 0 columns: only its length is used
     for each in both:
         torch._dynamo.maybe_mark_dynamic(each, 0)
     return both

@@ -25,11 +25,11 @@ def length_histogram(lengths: Mapping[str, NDArray[Any]], row_tokens: int, speci
         row_tokens: capacity of a row.
     """
     whole = np.concatenate(list(lengths.values())).astype(np.int64)
-    most = int(whole.max()).bit_length()
-    counts = {name: np.bincount(np.frexp(each)[1], minlength=most + 1) for name, each in lengths.items()}  # by bits
+    max_bits = int(whole.max()).bit_length()
+    counts = {name: np.bincount(np.frexp(each)[1], minlength=max_bits + 1) for name, each in lengths.items()}  # by bits
     total = np.sum(list(counts.values()), axis=0)
     rows = [["tokens", *(lengths if len(lengths) > 1 else ["documents"]), ""]]
-    for bits in range(int(np.flatnonzero(total)[0]), most + 1):
+    for bits in range(int(np.flatnonzero(total)[0]), max_bits + 1):
         low, high = (1 << bits) >> 1, (1 << bits) - 1
         bar = "#" * int(np.ceil(_BAR * total[bits] / total.max()))
         span = f"{low:,} to {high:,}" if high > low else f"{low:,}"

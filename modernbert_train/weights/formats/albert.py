@@ -64,7 +64,7 @@ def _more(config: AlbertConfig, order: Order, vocabulary: Vocabulary) -> dict[st
 
 def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[AlbertConfig, Order]:
     layers, groups, inner = (
-        int(raw.number(key, default, most=MAX_LAYERS))
+        int(raw.number(key, default, maximum=MAX_LAYERS))
         for key, default in {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}.items()
     )
     if layers % groups:

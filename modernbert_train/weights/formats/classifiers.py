@@ -178,8 +178,8 @@ class Classifiers(Around):
         about: dict[str, Any] = {"labels": labels, "dropout": dropout if isinstance(dropout, float) else 0.0}
         if kind.objective is AnswerConfig:
             if len(labels) != 2:
-                what = f"but a {self.name} has two, for the start and the end of an answer"
-                raise content.damaged("id2label", what)
+                reason = f"but a {self.name} has two, for the start and the end of an answer"
+                raise content.damaged("id2label", reason)
             return described._replace(objective=AnswerConfig(dropout=about["dropout"]))
         if kind.objective is TagConfig:
             return described._replace(objective=TagConfig(**about))

@@ -71,33 +71,33 @@ class Content(dict[str, Any]):
         super().__init__(raw)
         self.where = where
 
-    def number(self, key: str, default: float, *, least: float | None = None, most: float = MAX_WIDTH) -> Any:
+    def number(self, key: str, default: float, *, minimum: float | None = None, maximum: float = MAX_WIDTH) -> Any:
         """Return the number under a key; a whole number if the default is one.
 
         Args:
             key: a number of layers has a lower bound.
             default: value of a missing key.
-            least, most: bounds; least None: above 0.
+            minimum, maximum: bounds; minimum None: above 0.
 
         Raises:
             DataError: the value is not such a number.
         """
         value = default if self.get(key) is None else self[key]
         kinds = (int,) if isinstance(default, int) else (int, float)
-        most = MAX_LAYERS if key in ("num_hidden_layers", "n_layer", "n_layers") else most
-        enough = isinstance(value, kinds) and (value > 0 if least is None else value >= least)
-        if isinstance(value, bool) or not enough or value > most:
-            bound = "above 0" if least is None else f"from {least:,}"
+        maximum = MAX_LAYERS if key in ("num_hidden_layers", "n_layer", "n_layers") else maximum
+        enough = isinstance(value, kinds) and (value > 0 if minimum is None else value >= minimum)
+        if isinstance(value, bool) or not enough or value > maximum:
+            bound = "above 0" if minimum is None else f"from {minimum:,}"
             whole = "whole number" if kinds == (int,) else "number"
             raise DataError(
-                f"{self.where}: {key}={shown(value)}, not a {whole} {bound} and up to {most:,}. Restore the file from "
-                "a copy."
+                f"{self.where}: {key}={shown(value)}, not a {whole} {bound} and up to {maximum:,}. Restore the file "
+                "from a copy."
             )
         return value
 
     def share(self, key: str, default: float) -> float:
         """Return a dropout rate."""
-        return float(self.number(key, default, least=0.0, most=0.999))
+        return float(self.number(key, default, minimum=0.0, maximum=0.999))
 
     def word(self, key: str, default: str, known: Collection[str]) -> str:
         """Return the word under a key.
@@ -115,6 +115,6 @@ class Content(dict[str, Any]):
         values = ", ".join(f"{key}={shown(self.get(key))}" for key in keys)
         return DataError(f"{self.where}: {values}; {given}this encoder only knows {known}. Name another model.")
 
-    def damaged(self, key: str, what: str) -> DataError:
+    def damaged(self, key: str, problem: str) -> DataError:
         """Return the error for a value that no writer of the file means."""
-        return DataError(f"{self.where}: {key}={shown(self.get(key))}, {what}. Restore the file from a copy.")
+        return DataError(f"{self.where}: {key}={shown(self.get(key))}, {problem}. Restore the file from a copy.")

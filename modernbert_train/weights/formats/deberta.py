@@ -61,14 +61,14 @@ def _build(
     kinds = [each.strip() for each in kinds.lower().split("|")] if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or sorted(map(str, kinds)) != [*POSITIONS]:
         raise raw.unknown(f"both of {', '.join(POSITIONS)}", "pos_att_type")
-    distance = int(raw.number("max_relative_positions", -1, least=-1))
+    distance = int(raw.number("max_relative_positions", -1, minimum=-1))
     distance = given["max_positions"] if distance < 1 else distance
-    buckets = distance if version == "v1" else int(raw.number("position_buckets", -1, least=2))
+    buckets = distance if version == "v1" else int(raw.number("position_buckets", -1, minimum=2))
     width = int(raw.number("embedding_size", given["hidden_size"]))
     config = DebertaConfig(
         **given,
         version=version,  # type: ignore[arg-type]
-        convolution=int(raw.number("conv_kernel_size", 0, least=0, most=99)),
+        convolution=int(raw.number("conv_kernel_size", 0, minimum=0, maximum=99)),
         max_distance=distance,
         buckets=buckets,
         embedding_size=None if width == given["hidden_size"] else width,

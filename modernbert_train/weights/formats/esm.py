@@ -24,7 +24,7 @@ def _more(config: EsmConfig, order: Order, vocabulary: Vocabulary) -> dict[str, 
 
 
 def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[EsmConfig, Order]:
-    mask_id = int(raw.number("mask_token_id", 32, least=0))
+    mask_id = int(raw.number("mask_token_id", 32, minimum=0))
     return EsmConfig(**given, token_dropout=raw["token_dropout"] is True, mask_id=mask_id), order
 
 

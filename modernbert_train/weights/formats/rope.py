@@ -75,14 +75,14 @@ def read(raw: Content, theta: float, longest: int) -> tuple[float, dict[str, Any
             found[ours] = _attention_factor(raw, found["rope_factor"])
         else:
             usual = longest if ours == "rope_original_tokens" else getattr(RotaryConfig, ours)
-            found[ours] = raw.number(theirs, usual, least=1.0 if ours == "rope_factor" else None)
+            found[ours] = raw.number(theirs, usual, minimum=1.0 if ours == "rope_factor" else None)
     nothing = found.get("rope_factor") == 1 and found.get("rope_attention_factor") is None
     return theta, {"rope_scaling": "none"} if nothing else found
 
 
 def theta_under(raw: Content, key: str, default: float) -> float:
     """Return the RoPE base under a key."""
-    return float(raw.number(key, default, most=1e12))
+    return float(raw.number(key, default, maximum=1e12))
 
 
 def _attention_factor(raw: Content, factor: float) -> float | None:

@@ -36,8 +36,8 @@ def heads_among(names: Iterable[str]) -> tuple[str, ...]:
 
 def places_of(hub: HubFormat, ours: str, config: ModelConfig) -> list[tuple[str, ...]]:
     """Return a parameter's names in a format: its parts along the rows, once for each place that stores it."""
-    found = (hub.theirs(name, config.stored) for name in config.stored_names(ours))
-    return [parts for parts in found if parts]
+    names = (hub.theirs(name, config.stored) for name in config.stored_names(ours))
+    return [parts for parts in names if parts]
 
 
 def unsupported_heads(hub: HubFormat, names: Iterable[str], config: ModelConfig) -> tuple[str, ...]:
@@ -60,8 +60,8 @@ def to_hf(
         ConfigError: tensors are missing, unknown or of another shape, or the decoder is not tied.
     """
 
-    def mistake(what: str) -> ConfigError:
-        return ConfigError(f"the model's weights: {what}. Nothing was exported.")
+    def mistake(problem: str) -> ConfigError:
+        return ConfigError(f"the model's weights: {problem}. Nothing was exported.")
 
     modules = {module_of(name) for name in weights}
     modules |= {"model"} if TOKEN_HEAD in modules else {*MASKED_LM}  # a detector, or a masked-LM model
@@ -102,11 +102,11 @@ def from_hf(
         DataError: tensors are missing, unknown, of another shape or type, not tied, or differ but are shared here.
     """
 
-    def mistake(what: str) -> DataError:
-        return DataError(f"{where}: {what}. Name weights that fit the {described_by} there.")
+    def mistake(problem: str) -> DataError:
+        return DataError(f"{where}: {problem}. Name weights that fit the {described_by} there.")
 
     stored = {_unwrapped(name): tensor for name, tensor in stored.items()}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     others: dict[str, tuple[str, torch.dtype]] = {}
     copies: Mapping[str, str] = getattr(hub, "tied", {}) if config.tied else {}
     for name, tensor in stored.items():
@@ -117,25 +117,25 @@ def from_hf(
         if not tensor.is_floating_point():  # a buffer, unless it has the name of a weight
             others[now] = name, tensor.dtype
             continue
-        if now in found and not torch.equal(found[now], tensor):  # a second copy must be equal
+        if now in tensors and not torch.equal(tensors[now], tensor):  # a second copy must be equal
             copy = (
                 name
                 if name != now
                 else next(each for each in stored if each != now and copies.get(each, hub.today(each)) == now)
             )
             raise mistake(f"{copy} is not tied to {now}")
-        found[now] = tensor
+        tensors[now] = tensor
 
     optional = shapes is None
     shapes = shapes or all_shapes(config)
     known = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
     classes = _names(known, TOKEN_HEAD)
     # a detector has classes of tokens and no predictions; an encoder may have no head
-    no_head = (bool(classes) and all(name in found for name in classes)) or getattr(hub, "headless", False)
+    no_head = (bool(classes) and all(name in tensors for name in classes)) or getattr(hub, "headless", False)
     for head in [*heads_among(known), *(("head", "decoder") if no_head else ())] if optional else ():
-        if not all(name in found for name in _names(known, head)):
+        if not all(name in tensors for name in _names(known, head)):
             for name in _names(known, head):
-                found.pop(name, None)
+                tensors.pop(name, None)
             known = {ours: places for ours, places in known.items() if module_of(ours) != head}
     part_of = {ours: (shapes[ours][0] // len(places[0]), *shapes[ours][1:]) for ours, places in known.items()}
     other = {ours: shape for ours in known if (shape := stored_shape(hub, ours, config)) is not None}
@@ -147,14 +147,18 @@ def from_hf(
     }
     if wrong := [others[name] for name in expected if name in others]:
         raise mistake(f"{wrong[0][0]} is of type {wrong[0][1]}")
-    _compare(found, expected, mistake)
-    _compare_copies(found, known.values(), where)
+    _compare(tensors, expected, mistake)
+    _compare_copies(tensors, known.values(), where)
     weights = {}
     for ours, (names, *_) in known.items():
         shape = other.get(ours)
-        if shape is not None and shape.zero_rows and (mixed := [n for n in names if found[n][: shape.zero_rows].any()]):
+        if (
+            shape is not None
+            and shape.zero_rows
+            and (mixed := [n for n in names if tensors[n][: shape.zero_rows].any()])
+        ):
             raise mistake(f"{mixed[0]} is not zero in the first row")
-        parts_here = [_here(found[name], shape, part_of[ours]) for name in names]
+        parts_here = [_here(tensors[name], shape, part_of[ours]) for name in names]
         weights[ours] = (parts_here[0] if len(names) == 1 else torch.cat(parts_here)).float()
     predicts = config.tied and ("decoder.bias" in weights if config.decoder_bias else optional)
     if getattr(hub, "headless", False) and "head" in {module_of(name) for name in shapes}:
@@ -187,21 +191,21 @@ def _here(part: Tensor, shape: Shape | None, ours: tuple[int, ...]) -> Tensor:
     return part.reshape(ours[::-1]).t().contiguous() if shape.transposed else part.reshape(ours)
 
 
-def _compare(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], mistake: Mistake) -> None:
-    if missing := sorted(expected.keys() - found.keys()):
+def _compare(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], mistake: Mistake) -> None:
+    if missing := sorted(expected.keys() - tensors.keys()):
         raise mistake(f"{len(missing)} of {len(expected)} tensors are missing, the first is {missing[0]}")
-    if unknown := sorted(found.keys() - expected.keys()):
+    if unknown := sorted(tensors.keys() - expected.keys()):
         raise mistake(f"{len(unknown)} tensors are unknown, the first is {unknown[0]}")
     for name, shape in expected.items():
-        if tuple(found[name].shape) != shape:
-            raise mistake(f"{name} has the shape {tuple(found[name].shape)} and not {shape}")
+        if tuple(tensors[name].shape) != shape:
+            raise mistake(f"{name} has the shape {tuple(tensors[name].shape)} and not {shape}")
 
 
-def _compare_copies(found: Mapping[str, Tensor], places: Iterable[Sequence[tuple[str, ...]]], where: str) -> None:
+def _compare_copies(tensors: Mapping[str, Tensor], places: Iterable[Sequence[tuple[str, ...]]], where: str) -> None:
     for first, *others in places:
         for parts in others:
             for name, copy in zip(first, parts, strict=True):
-                if not torch.equal(found[name], found[copy]):
+                if not torch.equal(tensors[name], tensors[copy]):
                     raise DataError(
                         f"{where}: {copy} differs from {name}, and layers of this model share them. Set sharing to "
                         "share less, or name weights in which they are equal."

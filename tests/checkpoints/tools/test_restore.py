@@ -4,7 +4,6 @@ start resumes from a checkpoint that was rolled back.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -12,22 +11,16 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.replica import fetch_newest
 from modernbert_train.checkpoints.run_folder import take_lock
 from modernbert_train.checkpoints.store import Store
 from modernbert_train.errors import StorageError
 from tests.checkpoints.tools.small_run import SmallRun
 from tests.support import forked
-from tests.support.tiny_run import TIMES, TinyRun
+from tests.support.runs import newest, records
+from tests.support.tiny_run import TinyRun
 
 pytestmark = pytest.mark.runs
-
-
-def newest(run: SmallRun) -> int:
-    found, passed_over = newest_valid(run.checkpoints)
-    assert found is not None and passed_over == []
-    return found.step
 
 
 def aside(run: SmallRun) -> list[Path]:
@@ -38,7 +31,7 @@ def test_newer_ones_are_set_aside_and_nothing_else_is_touched(run: SmallRun) -> 
     before = run.bytes()
     said = run.says("restore", run.folder, "300")
     assert "the next start of" in said and "resumes from step 300, 3,000 tokens, phase short" in said
-    assert newest(run) == 300 and run.steps() == [100, 200, 300]
+    assert newest(run.folder).step == 300 and run.steps() == [100, 200, 300]
     (folder,) = {path.parent for path in aside(run)}
     assert [path.name for path in aside(run)] == ["step-00000400", "step-00000500"]
     after = {name.removeprefix(f"superseded/{folder.name}/"): content for name, content in run.bytes().items()}
@@ -60,7 +53,7 @@ def test_damaged_newer_ones_are_set_aside_too(run: SmallRun) -> None:
     run.flip(500)
     (run.at(400) / "MANIFEST.json").write_text("{")
     run.says("restore", run.folder, "300")
-    assert newest(run) == 300 and run.steps() == [100, 200, 300]
+    assert newest(run.folder).step == 300 and run.steps() == [100, 200, 300]
 
 
 def test_what_cannot_be_restored_changes_nothing(run: SmallRun) -> None:
@@ -90,9 +83,9 @@ def test_an_interrupted_restore_loses_nothing_and_is_completed_by_the_same_comma
         patch.setattr(Path, "rename", once)
         with pytest.raises(KeyboardInterrupt):
             main(["checkpoints", "restore", str(run.folder), "300"])
-    assert newest(run) == 400, "the newest is moved first"
+    assert newest(run.folder).step == 400, "the newest is moved first"
     run.says("restore", run.folder, "300")
-    assert newest(run) == 300
+    assert newest(run.folder).step == 300
     names = {name.rpartition("back-to-step-00000300/")[2] for name in run.bytes()}
     assert names == before.keys() | {"metrics.jsonl"}
 
@@ -102,7 +95,7 @@ def test_newer_copies_do_not_come_back(copied: SmallRun) -> None:
     said = copied.says("restore", copied.folder, "400")
     assert "step-00000500 is set aside in" in said
     fetch_newest(copied.config.checkpoint, Path(copied.config.folder), print)
-    assert newest(copied) == 400
+    assert newest(copied.folder).step == 400
     (moved,) = copied.there.glob("superseded/*/step-00000500")
     assert {path.name for path in moved.iterdir()} == {path.name for path in copied.at(400).iterdir()}
     assert Store(copied.url, "small", 5.0).steps().keys() == {300}
@@ -117,16 +110,16 @@ def test_a_store_that_fails_meanwhile_changes_nothing_here(copied: SmallRun, mon
     said = copied.says("restore", copied.folder, "300", code=74)
     assert "the store is away" in said and "--local" in said and copied.bytes() == before
     copied.says("restore", copied.folder, "300", "--local")
-    assert newest(copied) == 300
+    assert newest(copied.folder).step == 300
 
 
 def test_what_is_damaged_or_gone_here_comes_from_the_second_home(copied: SmallRun) -> None:
     copied.flip(300)
     shutil.rmtree(copied.at(500))
     assert "was brought back from" in copied.says("restore", copied.folder, "500")
-    assert newest(copied) == 500
+    assert newest(copied.folder).step == 500
     assert "model.safetensors: damaged" in copied.says("restore", copied.folder, "300")
-    assert newest(copied) == 300
+    assert newest(copied.folder).step == 300
 
 
 @pytest.mark.timeout(200)
@@ -142,18 +135,13 @@ def test_a_run_that_was_rolled_back_ends_as_it_did(tiny_run: TinyRun, tmp_path: 
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def record() -> list[dict[str, object]]:
-        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-        return [{k: v for k, v in each.items() if k not in TIMES} for each in lines if each["kind"] == "step"]
-
     call("train", *words)
-    first, weights = record(), newest_valid(folder / "checkpoints")[0]
-    assert weights is not None
+    first, weights = records(folder), newest(folder)
     call("checkpoints", "restore", str(folder), "3")
     said = call("train", *words)
-    assert "step-00000003" in said and record() == first
-    again = newest_valid(folder / "checkpoints")[0]
-    assert again is not None and again.step == weights.step
+    assert "step-00000003" in said and records(folder) == first
+    again = newest(folder)
+    assert again.step == weights.step
     old = next((folder / "checkpoints/superseded").glob(f"*/{again.folder.name}"))
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (again.folder / name).read_bytes() == (old / name).read_bytes()

@@ -70,8 +70,6 @@ def test_a_wrong_text_column_does_not_cost_its_source(
         ),
         ("csv", b"id\ttext\n1\tone\n", r"set delimiter: \"\\t\""),
         ("csv", b"text\none, two\nthree, four\n", "2 cells in a row, the header names 1"),
-        ("text", "Zażółć gęślą jaźń".encode("utf-16"), "Encodings of its files: utf-16 in 1"),
-        ("text", "déjà vu, a été là".encode("latin-1"), "Encodings of its files: cp1252 in 1"),
     ],
 )
 def test_bad_input_is_named_and_nothing_is_written(

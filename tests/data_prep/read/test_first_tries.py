@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bz2
+import gzip
 import json
 import lzma
 import re
@@ -18,7 +19,7 @@ import zstandard
 from data_prep.read.documents import Document, read_source
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, prepare_problems
-from modernbert_train.data.read.encodings import guess, look_at
+from modernbert_train.data.read.encodings import guess
 from modernbert_train.data.read.files import passed_over, passed_over_lines
 from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import DataError
@@ -72,12 +73,6 @@ def test_auto_makes_no_mojibake_of_other_languages(tmp_path: Path, text: str, en
     assert read(tmp_path / "a.jsonl", "csv", encoding, text_field="x") == ["no_text"]
 
 
-def test_a_guess_names_the_encoding(tmp_path: Path) -> None:
-    """Without its name a user would try `auto` again."""
-    (tmp_path / "a.txt").write_bytes((RUSSIAN.removeprefix("Dear ") * 30).encode("cp1251"))
-    assert look_at(tmp_path / "a.txt") == "cp1251"
-
-
 def test_a_named_encoding_applies_to_what_is_utf_8_by_chance(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes("联通".encode("gb18030"))
     assert read(tmp_path / "c.txt", "text", "gb18030") == ["联通"]
@@ -102,8 +97,9 @@ def test_encodings_that_are_none_are_refused() -> None:
 def test_every_usual_compression_is_read(tmp_path: Path, kind: str) -> None:
     """.bz2 and .xz were "not UTF-8"."""
     content = {"text": "one\n", "jsonl": '{"text": "one\\n"}\n', "csv": 'text\n"one\n"\n'}[kind].encode()
-    packed = {"bz2": bz2.compress(content), "xz": lzma.compress(content), "zstd": zstandard.compress(content)}
-    for end, data in packed.items():
+    compressions = {"bz2": bz2.compress, "xz": lzma.compress, "zstd": zstandard.compress, "gz": gzip.compress}
+    for end, compress in compressions.items():
+        data = compress(content)
         (tmp_path / f"a.{end}").write_bytes(data)
         assert read(tmp_path / f"a.{end}", kind) == ["one\n"]
         (tmp_path / f"b.{end}").write_bytes(data[: len(data) // 2])

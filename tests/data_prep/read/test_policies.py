@@ -81,7 +81,8 @@ ODD = {
 def test_a_corpus_counts_each_odd_line_by_its_reason(command: Command, texts: list[str], tmp_path: Path) -> None:
     """A line that ends the program costs the corpus; one that is dropped without a word costs trust."""
     good = [json.dumps({"text": text}).encode() for text in texts]
-    (tmp_path / "a.jsonl").write_bytes(b"\n".join([*good, *(odd.line for odd in ODD.values())]))
+    content = b"\n".join([*good, *(odd.line for odd in ODD.values())])
+    (tmp_path / "a.jsonl").write_bytes(content)
     words = ["sources.mine.kind=jsonl", f"sources.mine.path={tmp_path / 'a.jsonl'}", "max_left_out=1"]
     assert command(*words) == 0
     report = json.loads((tmp_path / "out/prepare_report.json").read_text())
@@ -91,6 +92,8 @@ def test_a_corpus_counts_each_odd_line_by_its_reason(command: Command, texts: li
     places = dict(zip(ODD, range(len(good) + 1, len(good) + len(ODD) + 1), strict=True))
     listed = "\n".join(each for found in report["first_dropped"].values() for each in found)
     assert all(f"a.jsonl:{places[name]}: " in listed for name, odd in ODD.items() if odd.reason)
+    at = content.index(ODD["Latin-1"].line) + ODD["Latin-1"].line.index(0xE9)
+    assert f"a.jsonl:{places['Latin-1']}: not UTF-8: byte 0xe9 at offset {at}" in listed
 
 
 @pytest.mark.parametrize("name", ODD)

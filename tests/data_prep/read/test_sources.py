@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from pathlib import Path
@@ -43,21 +42,6 @@ def test_text_files_come_sorted_and_whole(tmp_path: Path) -> None:
     assert texts_of(read(kind="text", path=str(tmp_path), glob="*.md")) == ["not asked for"]
     assert texts_of(read(kind="text", path=str(tmp_path / "?.txt"))) == ["a\n"]
     assert texts_of(read(kind="text", path=str(tmp_path / "a.txt"))) == ["a\n"]
-
-
-def test_damaged_text_files_say_what_and_where(tmp_path: Path) -> None:
-    """Without file and offset one bad byte in a million files cannot be found."""
-    (tmp_path / "1.txt").write_bytes("né".encode("latin-1"))
-    (tmp_path / "2.txt").write_bytes("text".encode("utf-16-le"))
-    (tmp_path / "3.txt").symlink_to(tmp_path / "gone")
-    (tmp_path / "4.txt").write_bytes(b"x" * (4 * LIMIT + 1))
-    items = read(kind="text", path=str(tmp_path))
-    assert texts_of(items) == ["not_utf8", "nul_byte", "unreadable", "too_long"]
-    details = [item.detail for item in items if isinstance(item, LeftOut)]
-    assert "0xe9 at offset 1" in details[0]
-    assert "offset 1" in details[1]
-    assert "No such file" in details[2]
-    assert "4001 bytes" in details[3]
 
 
 def test_permission_error_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,35 +120,6 @@ def test_a_pattern_means_the_same_on_every_python(tmp_path: Path, glob: str, tex
     assert texts_of(read(kind="text", path=str(tmp_path), glob=glob)) == texts
     if glob != "**":
         assert texts_of(read(kind="text", path=f"{tmp_path}/{glob}")) == texts
-
-
-LINES = [b'{"text": "2020-01-02"}', b"", b'{"text": null}', b'{"body": "x"}', b'{"text": 5}', b"[1]", b'{"text": "cut']
-LINES += ['{"text": "caf\xe9"}'.encode("latin-1"), b'{"text": "last"}']
-EXPECTED = ["2020-01-02", "no_text", "no_text", "no_text", "not_json", "not_json", "not_utf8", "last"]
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_jsonl_keeps_the_lines_after_a_bad_one(tmp_path: Path, suffix: str) -> None:
-    """One bad line in a crawl must cost one line, and text that looks like a date must stay text."""
-    data = b"\n".join(LINES)  # no newline at the end
-    packed = {"": data, ".gz": gzip.compress(data), ".zst": zstandard.compress(data)}[suffix]
-    (tmp_path / f"a.jsonl{suffix}").write_bytes(packed)
-    items = read(kind="jsonl", path=str(tmp_path))
-    assert texts_of(items) == EXPECTED
-    (bad,) = [item for item in items if isinstance(item, LeftOut) and item.reason == "not_utf8"]
-    assert bad.id.endswith(f"a.jsonl{suffix}:8")
-    assert f"offset {data.index(0xE9)}" in bad.detail
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_truncated_archive_is_not_the_end_of_the_data(tmp_path: Path, suffix: str) -> None:
-    """A truncated copy would otherwise look like a smaller dataset."""
-    lines = b"".join(json.dumps({"text": f"{i} {i * i}"}).encode() + b"\n" for i in range(20_000))
-    whole = gzip.compress(lines) if suffix == ".gz" else zstandard.compress(lines)
-    (tmp_path / f"a.jsonl{suffix}").write_bytes(whole[: len(whole) // 2])
-    *_, last = read(kind="jsonl", path=str(tmp_path))
-    assert isinstance(last, LeftOut) and last.reason == "unreadable" and last.id.startswith("all after ")
 
 
 def test_csv_is_text_whatever_it_looks_like(tmp_path: Path) -> None:

@@ -112,18 +112,12 @@ def test_two_processes_killed_with_all_their_children(words: Words, one: Path, h
     assert len(list((home / "two/train").glob("shard.*"))) > 10  # there were many tasks
 
 
-@pytest.mark.slow
-def test_two_machines_with_a_shared_folder(words: Words, one: Path, home: Path, files_of: Files) -> None:
-    """Without an engine or a network between them; the result equals one machine's."""
-    children = [start([*words("both"), "--part", part]) for part in ("2/2", "1/2")]
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
-    assert files_of(home / "both") == files_of(one)
-    assert not (home / "both.work").exists()
-
-
 @pytest.mark.runs
-def test_machines_that_disagree_on_their_number_are_reported(words: Words, home: Path, capfd: Any) -> None:
-    """Parts of two divisions would wait for each other for ever; a missing part is named, and can still be started."""
+def test_machines_that_disagree_on_their_number_are_reported(
+    words: Words, one: Path, home: Path, files_of: Files, capfd: Any
+) -> None:
+    """Parts of two divisions would wait for each other for ever; a missing part is named, and can still be started. Two
+    machines with a shared folder write what one writes."""
     child = start([*words("parted"), "--part", "1/2"])
     lock = home / "parted.work" / ".lock-1-of-2"
     while not lock.exists() or not is_at_work(home / "parted.work", (1, 2)):
@@ -138,6 +132,7 @@ def test_machines_that_disagree_on_their_number_are_reported(words: Words, home:
         waits += capfd.readouterr().err
     assert main([*words("parted"), "--part", "2/2"]) == 0
     assert os.waitpid(child, 0)[1] == 0
+    assert files_of(home / "parted") == files_of(one) and not (home / "parted.work").exists()
 
 
 @pytest.mark.slow
