@@ -30,9 +30,8 @@ from modernbert_train.errors import StartAgain, UnstableRun
 from modernbert_train.report.progress import Progress
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.gradients import MicrobatchSums
-from modernbert_train.train.spikes import highest_normal_loss
 from modernbert_train.train.step_numbers import StepNumbers, as_json, microbatch_losses
-from modernbert_train.train.verdict import find_target, find_target_again, judge, why_stop
+from modernbert_train.train.verdict import find_target, find_target_again, highest_normal_loss, judge, why_stop
 from modernbert_train.weights.gather import load_optimizer, load_weights
 
 

@@ -8,14 +8,33 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_valid
 from modernbert_train.clock import Clock, Position
 from modernbert_train.config.schema import StabilityConfig
-from modernbert_train.train.spikes import highest_normal_loss
 
 Fault = Literal["non_finite", "spike"]
+_TO_STANDARD_DEVIATION = 1.4826  # of a normal distribution: standard deviation / median absolute deviation
+
+
+def highest_normal_loss(losses: Sequence[float], deviations: float, min_rise: float) -> float:
+    """Return the loss above which the next one is a spike.
+
+    Median and median absolute deviation: spikes that were let through must not raise the bar for the next one.
+
+    Args:
+        losses: losses of the batches before, at least one, in nats.
+        deviations: robust standard deviations above the median that are still normal.
+        min_rise: nats above the median that are normal even if all losses were equal.
+
+    Returns:
+        median + max(min_rise, deviations * 1.4826 * median(|loss - median|)), in nats.
+    """
+    middle = median(losses)
+    deviation = _TO_STANDARD_DEVIATION * median(abs(loss - middle) for loss in losses)
+    return middle + max(min_rise, deviations * deviation)
 
 
 def judge(

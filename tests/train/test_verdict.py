@@ -19,9 +19,8 @@ from modernbert_train.clock import Clock
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig, StabilityConfig
 from modernbert_train.errors import StorageError
-from modernbert_train.train.spikes import highest_normal_loss
 from modernbert_train.train.stability import Guard
-from modernbert_train.train.verdict import find_target, find_target_again, judge, why_stop
+from modernbert_train.train.verdict import find_target, find_target_again, highest_normal_loss, judge, why_stop
 from tests.support.small_checkpoint import write
 
 INF, NAN = math.inf, math.nan
