@@ -51,8 +51,7 @@ from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import apply_clock, build_optimizer
-from modernbert_train.optim.clipping import clip
-from modernbert_train.optim.stable_adamw import tensor_norms
+from modernbert_train.optim.stable_adamw import clip, tensor_norms
 
 DROPOUT = 4  # stream id for dropout keys; other consumers of the seed use other ids
 

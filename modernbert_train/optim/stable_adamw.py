@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -348,3 +348,19 @@ def check_dtype(param: Tensor) -> None:
             f"{param.dtype} parameter of shape {tuple(param.shape)} (StableAdamW): master weights must be float32. "
             "Keep the model in float32 and compute in bf16 through autocast or the mixed precision of FSDP."
         )
+
+
+@torch.no_grad()
+def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float) -> None:
+    """Scale gradients in place, sharded or whole, so that their norm is at most `max_norm`.
+
+    Args:
+        parameters: those without a gradient are skipped.
+        norm: of the whole gradient, over all ranks. If it is NaN, all gradients become NaN, as in torch.
+        max_norm: above 0.
+    """
+    share = max_norm / (norm + 1e-6)  # as in torch.nn.utils.clip_grad_norm_
+    if share >= 1:
+        return
+    grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    torch._foreach_mul_(grads, share)

@@ -7,7 +7,7 @@ measure_speed.py and the benchmarks share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -22,10 +22,8 @@ from modernbert_train.data.loader import StepBatch
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import num_ranks, sum_over_ranks, this_rank
 from modernbert_train.models.casts import cast_once
-from modernbert_train.optim.stable_adamw import local
 
 _DROPOUT = 4  # stream id of dropout keys; other users of the seed have other ids
-_TINY = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 class MicrobatchSums(NamedTuple):
@@ -151,19 +149,3 @@ def synchronized(model: nn.Module, *, last: bool) -> Iterator[None]:
     if root is not None:
         root.set_requires_all_reduce(last)
     yield
-
-
-@torch.no_grad()
-def clip(parameters: Iterable[nn.Parameter], norm: float, max_norm: float) -> None:
-    """Scale gradients in place, sharded or whole, so that their norm is at most `max_norm`.
-
-    Args:
-        parameters: those without a gradient are skipped.
-        norm: of the whole gradient, over all ranks. If it is NaN, all gradients become NaN, as in torch.
-        max_norm: above 0.
-    """
-    share = max_norm / (norm + _TINY)
-    if share >= 1:
-        return
-    grads = [local(parameter.grad) for parameter in parameters if parameter.grad is not None]
-    torch._foreach_mul_(grads, share)

@@ -26,10 +26,11 @@ from modernbert_train.distributed.heartbeat import post_heartbeat
 from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.errors import RunError
 from modernbert_train.optim.build import apply_clock
+from modernbert_train.optim.stable_adamw import clip
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.checkpointing import Checkpoints
 from modernbert_train.train.events import Events
-from modernbert_train.train.gradients import clip, gradients
+from modernbert_train.train.gradients import gradients
 from modernbert_train.train.measurements import Measurements
 from modernbert_train.train.recorder import Recorder, Times
 from modernbert_train.train.silent_faults import SilentFaults

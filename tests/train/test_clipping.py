@@ -19,8 +19,8 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import load_run
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
+from modernbert_train.optim.stable_adamw import clip
 from modernbert_train.train import session
-from modernbert_train.train.gradients import clip
 from tests.support.gloo import run_ranks
 from tests.support.runs import weights
 from tests.support.tiny_run import TinyRun
