@@ -115,15 +115,15 @@ def phase(
     }
 
 
-def _rows(batch: float, min_rows: int, positions: int | None) -> tuple[int, int]:
+def _rows(batch: float, longest: int, positions: int | None) -> tuple[int, int]:
     """Return row length and rows of a batch of about `batch` tokens.
 
     The number of rows divides among 8 ranks, or 2. A row fits the longest text, and is longer if fewer rows are used.
     """
-    rows = max(1, int(batch / min_rows))
+    rows = max(1, int(batch / longest))
     rows -= rows % (8 if rows >= 8 else 2 if rows >= 2 else 1)
-    length = max(-(-min_rows // 8), round(batch / rows / 8)) * 8
-    return min(length, max(min_rows, positions or length)), rows
+    length = max(-(-longest // 8), round(batch / rows / 8)) * 8
+    return min(length, max(longest, positions or length)), rows
 
 
 def _packing_window(texts: int) -> int:
