@@ -31,18 +31,18 @@ NETWORK = (
 _KEY = "modernbert-train/beat"
 _LISTEN_SECONDS = 0.5  # interval of writing and of listening
 CONNECTING = "the connection of all GPUs"  # NCCL waits in it without a timeout
-_place = (0, "the start")  # replaced as a whole, by the training thread only
+_activity = (0, "the start")  # replaced as a whole, by the training thread only
 _patience = 0.0
 
 
-def post_heartbeat(place: str) -> None:
-    """Record that this rank has reached a place; all ranks pass the same places in the same order.
+def post_heartbeat(activity: str) -> None:
+    """Record that this rank begins an activity; all ranks have the same activities in the same order.
 
     Places are the events of a step, and each call in which the host waits for other ranks. With NCCL the host would
-    wait there without an error; a hanging rank is the one that has passed fewer places.
+    wait there without an error; a hanging rank is the one that has begun fewer of them.
     """
-    global _place
-    _place = (_place[0] + 1, place)
+    global _activity
+    _activity = (_activity[0] + 1, activity)
 
 
 def set_timeout(seconds: float) -> None:
@@ -61,7 +61,7 @@ class Beat(NamedTuple):
 
     Attributes:
         number: count of its messages.
-        places, place: number of places passed, and the last one.
+        activities, activity: number of activities begun, and the last one.
         host: the name of its machine.
         processes: identifies its machine's process table; None if unknown.
         pid: its process there.
@@ -70,8 +70,8 @@ class Beat(NamedTuple):
     """
 
     number: int
-    places: int
-    place: str
+    activities: int
+    activity: str
     host: str
     processes: str | None
     pid: int
@@ -115,7 +115,7 @@ class Heartbeat:
         self._last_of_first: Beat | None = None
         self._heard: tuple[Beat | None, float] = (None, time.monotonic())
         self._collectives: Sequence[int] | None = None
-        self._stood: tuple[Any, float] = ((_place, self._collectives), time.monotonic())
+        self._stood: tuple[Any, float] = ((_activity, self._collectives), time.monotonic())
         folder = os.environ.get(BEATS_FOLDER)
         self._file = None if folder is None else Path(folder, str(rank))
         if self._file is not None:
@@ -127,7 +127,7 @@ class Heartbeat:
         self._number += 1
         self._collectives = self._ask_collectives()
         host, pid = socket.gethostname(), os.getpid()
-        beat = Beat(self._number, *_place, host, self._processes, pid, left, self._collectives)
+        beat = Beat(self._number, *_activity, host, self._processes, pid, left, self._collectives)
         self._store.set(f"{_KEY}/{self._rank}", json.dumps(beat))
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class Heartbeat:
             self._heard = (beat, now)
         elif not (beat and beat.left) and now - self._heard[1] > (self._silence if beat else self._timeout):
             return Verdict(after, _host(beat), self._silent_text() if beat else self._absence())
-        here = (_place, self._collectives)
+        here = (_activity, self._collectives)
         if here != self._stood[0]:
             self._stood = (here, now)
         elif now - self._stood[1] > self._timeout:
@@ -164,7 +164,7 @@ class Heartbeat:
             return None
         found = self._stuck_gpu(found) or found
         if found is None:
-            return self._not_connected() if _place[1] == CONNECTING else None
+            return self._not_connected() if _activity[1] == CONNECTING else None
         # a rank that waits for a silent one has the same progress as that one
         silent = self._silent_rank(SILENT_SECONDS)
         if silent is None:
@@ -175,9 +175,9 @@ class Heartbeat:
     def behind(self) -> Verdict | None:
         """Return the rank with less progress than this one, the last of them if there are several."""
         beats = self._read(list(range(self._num_ranks)))
-        here = [(beat.places, rank, beat) for rank, beat in enumerate(beats) if beat is not None and not beat.left]
-        places, rank, beat = min(here)
-        if places >= _place[0]:
+        here = [(beat.activities, rank, beat) for rank, beat in enumerate(beats) if beat is not None and not beat.left]
+        activities, rank, beat = min(here)
+        if activities >= _activity[0]:
             return None
         return self._stuck_host(rank, beat)
 
@@ -185,8 +185,8 @@ class Heartbeat:
         return Verdict(
             rank,
             beat.host,
-            f"hangs: it has not come beyond {beat.place!r}, and the others have waited for it at {_place[1]!r} for "
-            f"distributed.timeout_seconds={self._timeout:g}. Its stack is in its own output. Start again, without "
+            f"hangs: it has not come beyond {beat.activity!r}, and the others have waited for it at {_activity[1]!r} "
+            f"for distributed.timeout_seconds={self._timeout:g}. Its stack is in its own output. Start again, without "
             "that machine if it comes again; if it was only slow, raise the time.",
         )
 
@@ -220,7 +220,7 @@ class Heartbeat:
             rank,
             beat.host,
             f"hangs: its GPU has started {fewest} collectives of {given} that its host enqueued, and the GPUs of other "
-            f"ranks have waited in a later one {waited}, while its host has gone on to {beat.place!r}."
+            f"ranks have waited in a later one {waited}, while its host has gone on to {beat.activity!r}."
             + (f" So have those of {others} ranks more." if others else "")
             + " Look there for an Xid in `dmesg`. Start again, without that machine if it comes again.",
         )

@@ -48,7 +48,7 @@ from modernbert_train.plan.speed_settings import close_settings
 if TYPE_CHECKING:
     from modernbert_train.weights.names import NamedModel
 
-FORMAT = 1
+FORMAT = 2
 HANDED_OVER = "MODERNBERT_TRAIN_RESOLVED"  # set by `hand_over`: digest of the resolved run, and the GPU that it fits
 Look = Callable[[], object]
 Purpose = Literal["train", "join", "sweep", "submit", "plan", "assume", "measure", "use"]
@@ -70,7 +70,7 @@ class Resolved:
     """A run with the decisions of one start.
 
     Attributes:
-        asked: the run as the user wrote it.
+        written: the run as the user wrote it.
         config: the same with every open key filled, once the GPUs are known.
         ranks: number of training processes.
         facts: facts of its data, if they were looked at.
@@ -78,7 +78,7 @@ class Resolved:
         gpu: the GPUs that it fits; None if no memory was looked at.
     """
 
-    asked: RunConfig
+    written: RunConfig
     config: RunConfig
     ranks: int
     facts: DataFacts | None = None
@@ -88,7 +88,7 @@ class Resolved:
     @property
     def decided(self) -> dict[str, Any]:
         """Return the values of the keys that were left open, by dotted key."""
-        return {key: value_of(self.config, key) for key in open_settings(self.asked)}
+        return {key: value_of(self.config, key) for key in open_settings(self.written)}
 
     def to_json(self) -> str:
         """Serialise everything except the facts, which each process reads itself."""
@@ -100,7 +100,7 @@ class Resolved:
             "decided": self.decided,
             "lines": self.lines,
             "gpu": None if self.gpu is None else asdict(self.gpu),
-            "asked": flat(self.asked),
+            "written": flat(self.written),
         }
         return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
 
@@ -122,7 +122,7 @@ class Resolved:
                 f"this run was resolved by version {tree.get('program')} of this program, and this process is "
                 f"{__version__}. Install the same version everywhere."
             )
-        differ = changes(tree["asked"], json.loads(json.dumps(flat(requested))))
+        differ = changes(tree["written"], json.loads(json.dumps(flat(requested))))
         refuse("this run was resolved with other keys", differ, "Start all processes with the same YAML and overrides.")
         config = with_settings(requested, tree["decided"])
         gpu = None if tree["gpu"] is None else RunGpus.from_json(tree["gpu"])
@@ -201,7 +201,7 @@ def close_for_gpus(run: Resolved, gpus: RunGpus | None, *, fresh: bool = False) 
         ConfigError: a phase needs more memory than a GPU has, with the microbatch to set; or compute.search cannot be
             used here.
     """
-    config, lines = close_settings(run.asked, gpus=gpus, ranks=run.ranks, fresh=fresh)
+    config, lines = close_settings(run.written, gpus=gpus, ranks=run.ranks, fresh=fresh)
     if config.compute.search and (gpus is None or not config.compute.compile):
         raise ConfigError(search_refused(compiled=bool(config.compute.compile)))
     if gpus is not None and not (run.gpu is not None and gpus.hold_as(run.gpu, run.ranks)):

@@ -19,7 +19,7 @@ from modernbert_train.data.check import few_predictions, unread_rows
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.transport import find_transport
-from modernbert_train.models.attention import asked_of_global_layers, choose_kernel, with_backend
+from modernbert_train.models.attention import choose_kernel, configured_for_global_layers, with_backend
 from modernbert_train.plan.census import census
 from modernbert_train.plan.make import Plan, make_plan
 
@@ -130,7 +130,7 @@ def _network(device: torch.device, ranks: int, ranks_per_node: int) -> list[str]
 def _kernels(plan: Plan, compute: Compute) -> str:
     """Return the attention kernels of this device, chosen by the same calls as in the model."""
     compute_config, dtype = plan.config.compute, torch.bfloat16 if compute.bf16 else torch.float32
-    global_name, global_key = asked_of_global_layers(compute_config)
+    global_name, global_key = configured_for_global_layers(compute_config)
     all_global = plan.census.num_global == len(plan.census.windows)
     found = []  # for each phase, since another objective may need another kernel
     for phase in plan.phases:

@@ -14,23 +14,23 @@ from modernbert_train.distributed.launched import BEATS_FOLDER
 
 
 class Rank(Heartbeat):
-    """A rank of several in one process: its place, which is the process's own, is put there while it acts."""
+    """A rank of several in one process: its activity, a global of the module, is set while it acts."""
 
     def __init__(self, store: HashStore, rank: int, clock: Clock, timeout: float | None = None) -> None:
-        self.place = (0, "the start")
+        self.activity = (0, "the start")
         self.gpu: tuple[int, int, int] | None = None
         super().__init__(store, rank, 3, 60 if timeout is None else timeout, lambda: self.gpu)
         self.clock = clock
 
     def beat(self, *, left: bool = False) -> None:
-        heartbeat._place = self.place
+        heartbeat._activity = self.activity
         super().beat(left=left)
 
-    def act(self, place: str | None = None) -> heartbeat.Verdict | None:
-        heartbeat._place = self.place
-        if place is not None:
-            post_heartbeat(place)
-            self.place = heartbeat._place
+    def act(self, activity: str | None = None) -> heartbeat.Verdict | None:
+        heartbeat._activity = self.activity
+        if activity is not None:
+            post_heartbeat(activity)
+            self.activity = heartbeat._activity
         self.beat()
         return self.verdict()
 
@@ -44,10 +44,10 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
-        here = heartbeat._place
+        here = heartbeat._activity
         for rank in self.alive:
             rank.beat()
-        heartbeat._place = here
+        heartbeat._activity = here
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(heartbeat.time, "sleep", clock.sleep)
-    monkeypatch.setattr(heartbeat, "_place", (0, "the start"))
+    monkeypatch.setattr(heartbeat, "_activity", (0, "the start"))
     monkeypatch.setattr(heartbeat, "_patience", 0.0)
     return clock
 
@@ -196,7 +196,7 @@ def gpus(ranks: list[Rank], clock: Clock, places: list[str], *counts: tuple[int,
     for seconds in (61, 0):
         for rank, place, count in zip(ranks, places, counts, strict=True):
             rank.gpu = count
-            rank.act(place if rank.place[1] != place else None)
+            rank.act(place if rank.activity[1] != place else None)
         clock.now += seconds
     return [verdict for verdict in a_minute_later(ranks, clock) if verdict is not None]
 

@@ -377,7 +377,7 @@ def test_what_a_start_decides_is_in_its_folder(tiny_run: TinyRun, tmp_path: Path
     assert main(["train", *words]) == 0
     folder = tmp_path / "runs/tiny"
     written = json.loads((folder / "resolved.json").read_text())
-    assert written["ranks"] == 1 and written["asked"]["phases.short.microbatch_tokens"] is None
+    assert written["ranks"] == 1 and written["written"]["phases.short.microbatch_tokens"] is None
     row = load_run([folder / "config.yaml"]).phases["short"].row_tokens
     assert written["decided"]["phases.short.microbatch_tokens"] == row, (
         "one row, since memory of a CPU is not predicted"
@@ -393,7 +393,7 @@ def test_what_another_process_has_resolved_is_of_the_same_run_and_version(tiny_r
     assert resolve.Resolved.from_json(text, asked).ranks == 2
     with pytest.raises(ConfigError, match=r"resolved with other keys:\n  seed: 5 -> 6\nStart all processes with"):
         resolve.Resolved.from_json(text, replace(asked, seed=6))
-    for key, value in (("format", 2), ("program", "0.0.1")):
+    for key, value in (("format", 3), ("program", "0.0.1")):
         other = json.dumps(json.loads(text) | {key: value})
         with pytest.raises(ConfigError, match="was resolved by version .* Install the same version everywhere"):
             resolve.Resolved.from_json(other, asked)
@@ -420,7 +420,7 @@ def test_memory_is_compared_again_for_other_gpus_alone(tiny_run: TinyRun) -> Non
     words = tiny_run("compute.device=auto", *rows, "phases.short.microbatch_tokens=4194304")
     seen = RunGpus("NVIDIA A", 10**12)
     run = resolve.resolve(load_run(words[:1], words[1:]), gpu=seen)
-    again = resolve.Resolved.from_json(run.to_json(), run.asked)
+    again = resolve.Resolved.from_json(run.to_json(), run.written)
     assert again.gpu == seen
     for gpus in (replace(seen, memory_bytes=10**9), replace(seen, label="NVIDIA B", memory_bytes=10**9)):
         with pytest.raises(ConfigError, match=r"microbatch_tokens=4194304: needs .* and NVIDIA . has 1\.0 GB"):

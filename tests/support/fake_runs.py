@@ -102,11 +102,11 @@ def run(name: str, source: str, result: str) -> int:
 def predicted() -> None:
     """Act as the program of a submission, with predictions that a test has written into the run."""
     from modernbert_train.config.tools.suite import SubmitConfig
-    from modernbert_train.evaluate.suite.cells import asked_of_module
+    from modernbert_train.evaluate.suite.cells import parse_cell_command
     from modernbert_train.evaluate.suite.submission import PREDICTIONS, write_submission
 
     del sys.argv[1]
-    task, run, words, out = asked_of_module()
+    task, run, words, out = parse_cell_command()
     out.mkdir()
     made = Path(run) / "submission.jsonl"
     (out / PREDICTIONS).write_text(made.read_text() if made.exists() else "")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ def noting_reads(patch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     def noted(original: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            found.append(Path(sys._getframe(1).f_code.co_filename).stem)
+            found.append(Path(inspect.stack(context=0)[1].filename).stem)
             return original(tensor, *args, **kwargs)
 
         return read

@@ -211,7 +211,7 @@ def evaluate_task(
     return scores, {"dataset": task.metadata.dataset["path"], "revision": result.dataset_revision}
 
 
-def asked_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
+def determinants_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
     """Return all of a set that determines its figures."""
     import mteb
 
@@ -239,7 +239,7 @@ def measured_once(
         out: folder; files are in its `sets`.
         measure: called if none of the same are there.
     """
-    requested, file = asked_of(each, config) | identity, out / "sets" / f"{each.name}.json"
+    requested, file = determinants_of(each, config) | identity, out / "sets" / f"{each.name}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = read_json(file)
         if found["asked"] == json.loads(json.dumps(requested)):

@@ -219,7 +219,7 @@ def _command(cell: Cell, out: Path) -> list[str]:
     return [sys.executable, "-m", cell.module, *words]
 
 
-def asked_of_module() -> tuple[str, str, list[str], Path]:
+def parse_cell_command() -> tuple[str, str, list[str], Path]:
     """Parse the command of a cell with another module: task, model, words, and the folder of its result."""
     task, _, model, *words, home, name = sys.argv[1:]
     return task, model, words, Path(home.partition("=")[2], name.partition("=")[2])

@@ -32,7 +32,7 @@ from modernbert_train.errors import exit_code_of
 from modernbert_train.evaluate.finetune.result import RESULT, write_figures
 from modernbert_train.evaluate.finetune.task import named_model
 from modernbert_train.evaluate.retrieval.bm25 import BM25
-from modernbert_train.evaluate.suite.cells import Parts, asked_of_module
+from modernbert_train.evaluate.suite.cells import Parts, parse_cell_command
 from modernbert_train.evaluate.suite.plan import Plan
 
 KINDS, WAYS = ("fixed", "variable"), ("packed", "padded")
@@ -182,7 +182,7 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    way, model, words, out = asked_of_module()
+    way, model, words, out = parse_cell_command()
     config = load_typed(EfficiencyConfig, [], words)
     figures, max_tokens = measure(model, way, config)
     out.mkdir(parents=True, exist_ok=True)

@@ -144,7 +144,7 @@ class Plan:
         """Mistakes that would leave every cell of a task empty, found before anything runs."""
         task = self.suite.tasks[name]
         for choice in choices_of(task):
-            settings = self.asked_of(name, self.models[0], choice)
+            settings = self.settings_of(name, self.models[0], choice)
             if task.trains:
                 read = self._read_recipe if task.finetune is None else self._read_task
                 self._check_run(tuple(read(self._what(task), self._words(name, choice))[1]), tuple(self.models))
@@ -219,7 +219,7 @@ class Plan:
             # a chain keeps the encoder frozen; retrieval is measured with the encoder as it is
             source = source.replace(f"{FROZEN}:", "", 1)
             source = source if task.finetune is None else f"{FROZEN}:{source}"
-        run = self._name(name, model, self.asked_of(name, source, choice), seed)
+        run = self._name(name, model, self.settings_of(name, source, choice), seed)
         own, words = seed if task.trains else None, self._words(name, choice)
         if model == BM25:
             words = tuple(each for each in words if each.partition("=")[0] not in OF_ENCODERS)
@@ -374,7 +374,7 @@ class Plan:
         own = self._overrides if task.finetune is not None else ()
         return (*(_word(key, value) for key, value in task.keys.items()), *own, *choice.words)
 
-    def asked_of(self, name: str, source: str = "", choice: Choice = NO_CHOICE) -> dict[str, Any]:
+    def settings_of(self, name: str, source: str = "", choice: Choice = NO_CHOICE) -> dict[str, Any]:
         """Return all settings that determine a run's figures, without the seed."""
         task, words = self.suite.tasks[name], self._words(name, choice)
         if task.finetune is not None:

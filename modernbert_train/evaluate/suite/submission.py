@@ -23,7 +23,7 @@ from modernbert_train.core.read_json import parse_json, read_json
 from modernbert_train.errors import exit_code_of
 from modernbert_train.evaluate.finetune.result import PREDICTIONS, RESULT, write_figures
 from modernbert_train.evaluate.finetune.task import read_task
-from modernbert_train.evaluate.suite.cells import Parts, asked_of_module
+from modernbert_train.evaluate.suite.cells import Parts, parse_cell_command
 from modernbert_train.evaluate.suite.plan import Plan
 
 
@@ -106,7 +106,7 @@ def write_submission(files: Mapping[str, SubmitConfig], task: str, run: Path, ou
 
 
 def main() -> None:
-    task, run, words, out = asked_of_module()
+    task, run, words, out = parse_cell_command()
     predict(task, Path(run), words, out)
 
 

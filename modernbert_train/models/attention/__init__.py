@@ -119,7 +119,7 @@ def for_all_layers(
     Raises:
         ConfigError: see `choose_kernel`.
     """
-    name, key = asked_of_global_layers(compute)
+    name, key = configured_for_global_layers(compute)
     kernel = choose_kernel(name, device, dtype, key, packed.order, bias)
     return kernel, kernel.prepare(packed, Visible(order=packed.order))
 
@@ -144,7 +144,7 @@ def for_each_reach(
     visible = Visible.around(half_window, packed.order, compute.query_block)
     local = choose_kernel(compute.attention, device, dtype, order=packed.order, local_heads=local_heads)
     found = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
-    name, key = asked_of_global_layers(compute)
+    name, key = configured_for_global_layers(compute)
     if name == "auto" or compute.global_attention is not None:
         wide = choose_kernel(name, device, dtype, key, packed.order)
         if wide is not local:
@@ -152,7 +152,7 @@ def for_each_reach(
     return found
 
 
-def asked_of_global_layers(compute: ComputeConfig) -> tuple[str, str]:
+def configured_for_global_layers(compute: ComputeConfig) -> tuple[str, str]:
     """Return the kernel that is configured for global layers, and the key that sets it."""
     if compute.global_attention is None:
         return compute.attention, "compute.attention"
