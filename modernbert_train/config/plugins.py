@@ -32,6 +32,7 @@ _KINDS: dict[str, tuple[type, set[str]]] = {
     "optim": (OptimConfig, {"optimizer"}),
     "evals": (EvaluatorConfig, {"evaluator"}),
 }
+_RENAMED = {"init_std_of": "init_of", "init_cutoff_of": "init_of"}  # former methods of ModelConfig -> their names now
 _added: dict[tuple[str, type], str] = {}  # table and dataclass -> "package.module:name"
 
 K = TypeVar("K")
@@ -87,7 +88,7 @@ def add(config: type[Any], **places: str) -> None:
             or `evaluator`; see docs/extending.md.
 
     Raises:
-        ConfigError: the name is taken, or something is missing.
+        ConfigError: the name is taken, something is missing, or a method has a former name.
     """
     where = _path(config)
     section = next((name for name, (base, _) in _KINDS.items() if issubclass(config, base)), None)
@@ -105,6 +106,11 @@ def add(config: type[Any], **places: str) -> None:
         raise ConfigError(f"{where}: add() is called with {places}. Call it with {needed}.")
     if (there := VARIANTS[section].get(name)) is not None and _path(there) != where:
         raise ConfigError(f"{where}: {section}.name={name} exists already, {_path(there)}. Choose another name.")
+    if former := [method for method in _RENAMED if hasattr(config, method)]:
+        raise ConfigError(
+            f"{where}: defines {' and '.join(former)}, which nothing calls any more. Define {_RENAMED[former[0]]} "
+            "instead; its docstring says what it returns."
+        )
     VARIANTS[section][name] = config
     _added.update({(table, config): place for table, place in places.items()})
 

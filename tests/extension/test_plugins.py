@@ -43,6 +43,21 @@ from modernbert_train.optim.groups import decay_groups
 def build(config, weights):
     return SGD(decay_groups(weights, config.weight_decay), config.lr, momentum=config.momentum)
 """
+FORMER = """\
+from dataclasses import dataclass
+
+from modernbert_train.config.plugins import add
+from modernbert_train.config.schema import ModelConfig
+
+@dataclass(frozen=True, kw_only=True)
+class BagConfig(ModelConfig):
+    name: str = "old_bag"
+
+    def init_std_of(self, name):
+        return 0.5
+
+add(BagConfig, encoder="mine:Bag", count="mine:count")
+"""
 HEAVY = (
     *("plugins=[heavy_ball]", "optim={name: heavy, lr: 0.5}", "phases.long=null", "phases.short.tokens=3000"),
     "checkpoint.interval_steps=3",
@@ -117,6 +132,7 @@ def test_check_imports_no_torch_for_a_plugin_that_does_not(tiny_run: TinyRun, fo
         (CONFIG.replace('"heavy"', '"muon"'), r"optim\.name=muon exists already, .*MuonConfig\. Choose another name"),
         (CONFIG.replace("optimizer=", "encoder="), r'Call it with optimizer="package\.module:name"'),
         (CONFIG.replace('    name: str = "heavy"\n', ""), r"mine\.HeavyConfig: lacks a name\. Begin it with"),
+        (FORMER, r"mine\.BagConfig: defines init_std_of, which nothing calls any more\. Define init_of instead"),
         (f"{CONFIG}\nimport no_such_library", r"ModuleNotFoundError: .*no_such_library.*lib/mine\.py:14\)\. Fix"),
         (CONFIG + "\n1 / 0", r"ZeroDivisionError: division by zero \(.*lib/mine\.py:14\)"),
         (CONFIG + "\ndef", r"SyntaxError: .*mine\.py, line 14"),
