@@ -69,10 +69,12 @@ def _init(options: argparse.Namespace) -> None:
     files = starting_points(options.kind)
     if options.name is None:
         print(*files, sep="\n")
-    elif options.name in files:
+        return
+    file = files.get(options.name, YAMLS / STARTING_POINTS[options.kind] / f"{options.name}.yaml")  # or ettin/common
+    if file.is_file():
         from modernbert_train.config.tools.init import starting_point
 
-        print(starting_point(files[options.name]), end="")
+        print(starting_point(file), end="")
     else:
         raise ConfigError(f"init {options.kind} {options.name}: there is none. Known: {', '.join(files)}.")
 

@@ -2,6 +2,9 @@
 
 A file may begin with `include: [other.yaml]`, relative to itself: these files are read first, in order, and the file's
 own keys take precedence. So a recipe's phases are written once and used alone or together.
+
+A path `yamls/...` that does not exist here means the copy that is installed with the package, so the paths of the help
+and of sweeps work in any folder. Messages name the file that was read.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 import yaml
 
 from modernbert_train.config.bounded_yaml import MAX_DEPTH, MAX_KEY, Loader, compose, read_bounded
+from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import first_line
 
 Origins = dict[tuple[str, ...], str]
@@ -42,6 +46,7 @@ def read_yaml(
     if len(including) > MAX_DEPTH:
         errors.append(f"{file}: more than {MAX_DEPTH} files include one another. Write fewer, larger files.")
         return {}
+    file = _installed(file)
     try:
         if including and file.exists() and not file.is_file():  # reading a terminal or a pipe would block
             raise OSError("not a regular file")
@@ -79,6 +84,14 @@ def read_yaml(
     origins.update(own)
     merge(tree, own_tree)
     return tree
+
+
+def _installed(file: Path) -> Path:
+    """Return the installed file of a path `yamls/...` that does not exist; any other path as it is."""
+    if file.parts[:1] != ("yamls",) or file.exists():
+        return file
+    copy = YAMLS.joinpath(*file.parts[1:])
+    return copy if copy.is_file() else file
 
 
 def is_saved(file: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,14 @@ def test_what_cannot_be_put_together_as_text_is_written_without_comments(tmp_pat
     (tmp_path / "base.yaml").write_text("model: # which\n  'width': 8\n")
     (tmp_path / "mine.yaml").write_text("# mine\ninclude: base.yaml\nmodel:\n  depth: 2 # deep\n")
     assert starting_point(tmp_path / "mine.yaml") == "# mine\n\nmodel:\n  width: 8\n  depth: 2\n"
+
+
+def test_a_command_in_the_head_of_a_recipe_prints_the_file_that_it_means(capsys: pytest.CaptureFixture[str]) -> None:
+    """A user of a wheel has no other way to the sources of Ettin's settings."""
+    assert main(["init", "recipe", "ettin-17m"]) == 0
+    (named,) = re.findall(r"modernbert-train (init recipe \S+/\S+)", capsys.readouterr().out)
+    assert main(named.split()) == 0
+    assert "arXiv 2507.11412" in capsys.readouterr().out
 
 
 def test_names_are_listed_and_an_unknown_one_is_answered(capsys: pytest.CaptureFixture[str]) -> None:

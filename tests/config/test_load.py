@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modernbert_train.__main__ import main
 from modernbert_train.config.load import WrongKeys, differences, load_run, load_typed, to_yaml
 from modernbert_train.config.renamed import SYNONYMS
 from modernbert_train.config.schema import AdamWConfig, PhaseConfig, RunConfig, StableAdamWConfig
@@ -337,6 +338,20 @@ def test_included_files_come_first_and_the_file_itself_wins(tmp_path: Path) -> N
     everything = load_run([tmp_path / "all.yaml"], ["seed=3"])
     assert (everything.name, everything.seed, everything.phases["decay"].tokens) == ("all", 3, 7_000)
     assert everything.optim.lr == 2e-3, "common.yaml is merged once, at its first place, and undoes no later value"
+
+
+def test_the_paths_of_the_help_work_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user of a wheel lacks yamls/, which examples of the help and the `run:` of sweeps name."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "yamls/quickstart.yaml", "--gpu", "h100"]) == 0
+    assert main(["plan", "yamls/quickstar.yaml"]) == 78
+    assert "yamls/quickstar.yaml: no such file" in capsys.readouterr().err
+    assert load_run(["yamls/recipes/ettin-17m.yaml"]).name == "ettin-17m", "its include is the installed one's"
+    (tmp_path / "yamls").mkdir()
+    (tmp_path / "yamls/quickstart.yaml").write_text(BASE.replace("name: base", "name: mine"), encoding="utf-8")
+    assert load_run(["yamls/quickstart.yaml"]).name == "mine", "a file here is taken first"
 
 
 def test_a_bad_include_is_reported_with_its_place(tmp_path: Path) -> None:

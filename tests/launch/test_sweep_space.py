@@ -14,6 +14,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from launch.sweep import main
 from launch.sweeps.space import make_space
 from launch.sweeps.trial import figure, milestones
+from modernbert_train.__main__ import main as command
 from modernbert_train.config.check import check
 from modernbert_train.config.load import flat
 from modernbert_train.config.tools.sweep import DimensionConfig, grid_values
@@ -163,6 +164,18 @@ def test_ready_sweeps_are_sweeps(file: Path, monkeypatch: pytest.MonkeyPatch) ->
             config = space.run_config(0, {key: end})
             check(config)
             assert flat(config) != flat(space.first)
+
+
+@pytest.mark.runs
+def test_a_printed_sweep_is_one_in_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its run is named as yamls/quickstart.yaml, which a user of a wheel lacks; only its data are missing then."""
+    monkeypatch.chdir(tmp_path)
+    assert command(["init", "sweep", "mask_rate"]) == 0
+    (tmp_path / "s.yaml").write_text(capsys.readouterr().out)
+    assert command(["sweep", "s.yaml"]) == 65
+    assert "data/quickstart/tokenizer/tokenizer.json: not a readable tokenizer" in capsys.readouterr().err
 
 
 def test_there_are_the_sweeps_that_the_docs_name() -> None:
