@@ -108,6 +108,8 @@ def embed(parser: argparse.ArgumentParser) -> Call:
 
 
 def _embed(options: argparse.Namespace) -> None:
+    if options.texts.is_dir():
+        raise ConfigError(f"{options.texts}: a folder. Give one file of texts, or embed its files one by one.")
     from modernbert_train.evaluate.embed_file import embed_file
 
     line = embed_file(

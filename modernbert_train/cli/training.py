@@ -74,7 +74,7 @@ def _report(options: argparse.Namespace) -> None:
     if options.list or options.json or not options.run or all(each.is_dir() and not is_run(each) for each in named):
         if options.out is not None:
             raise ConfigError(f"report --out {options.out}: a list is printed. Name a run to draw, or leave --out out.")
-        _list(named, as_json=options.json)
+        _list(named, as_json=options.json, by_name=bool(options.run))
         return
     folders = [each for each in named if each.is_dir()]
     if len(folders) > 1:
@@ -108,7 +108,8 @@ def newest_valid(run: Path) -> tuple[str, str]:
     return "none", none
 
 
-def _list(folders: list[Path], *, as_json: bool) -> None:
+def _list(folders: list[Path], *, as_json: bool, by_name: bool) -> None:
+    """Print the runs of folders; a folder without runs is an error if a user named it, in a table."""
     from modernbert_train.report import listing
     from modernbert_train.report.seeds import seed_lines
 
@@ -117,5 +118,11 @@ def _list(folders: list[Path], *, as_json: bool) -> None:
         print(f"warning: {line}", file=sys.stderr)
     if as_json:
         print(listing.as_json(found))
+    elif not found:
+        none = f"report {' '.join(map(str, folders))}: no runs there. A run is a folder with a config.yaml, as `train` "
+        none += "makes it; name a run, or the folder that holds runs."
+        if by_name:
+            raise ConfigError(none)
+        print(printable(none))
     else:
         print("\n".join([listing.as_text(found), *seed_lines(found)]))

@@ -61,8 +61,7 @@ def read_yaml(
         errors.append(f"{file}: cannot be read ({error}). Check that it is a readable UTF-8 text file.")
         return {}
     except yaml.YAMLError as error:
-        spaces = " Use spaces instead of tabs." if r"'\t'" in str(error) else ""
-        errors.append(f"{file}: not valid YAML. {' '.join(str(error).split())}{spaces}")
+        errors.append(f"{file}: not valid YAML. {_invalid(error)}")
         return {}
     if node is None:
         return {}
@@ -109,6 +108,18 @@ def runs_beside(folder: Path) -> str:
     return f"Here are {', '.join(runs[:_RUNS_NAMED])}{more}."
 
 
+def _invalid(error: yaml.YAMLError) -> str:
+    """Describe a syntax error with its remedy; a limit of bounded_yaml.py names its own."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return " ".join(str(error).split())
+    remedy = "Close every bracket and quote, and put text with a colon, `#`, brackets or braces into quotes."
+    if r"'\t'" in str(error.problem):
+        remedy = "Use spaces instead of tabs."
+    parts = ((error.context, error.context_mark), (error.problem, error.problem_mark))
+    found = [f"{text} (line {mark.line + 1}, column {mark.column + 1})" for text, mark in parts if text and mark]
+    return f"{': '.join(found)}. {remedy}"
+
+
 def _included(file: Path, value: Any, origins: Origins, errors: list[str]) -> list[Path]:
     """Return the files of an `include:`, relative to the file with it."""
     names = [value] if isinstance(value, str) else value
@@ -143,7 +154,7 @@ def read_override(override: str, origins: Origins, errors: list[str]) -> dict[st
         text = text if not text.startswith("*") else json.dumps(text)
         node = compose(text) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
     except yaml.YAMLError as error:
-        errors.append(f"{shown(override)}: the value is not valid YAML. {' '.join(str(error).split())}")
+        errors.append(f"{shown(override)}: the value is not valid YAML. {_invalid(error)}")
         return {}
     for part in reversed(path):
         node = yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", part), node)])

@@ -194,9 +194,7 @@ def _mean(entries: Sequence[dict[str, Any]], key: str) -> float | None:
 
 
 def as_text(runs: Sequence[RunState]) -> str:
-    """Format runs as a table."""
-    if not runs:
-        return "no runs there"
+    """Format runs, at least one, as a table."""
     rows = [("run", "state", "tokens", "of", "done", "loss", "held-out", "bits/byte", "tok/s", "age")]
     for run in runs:
         rows.append(

@@ -92,6 +92,7 @@ def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder, *, any_k
         any_kind: accept a folder of any architecture, for code that opens it with another library.
 
     Raises:
+        ConfigError: there is no such run.
         DataError: there is no such model, or its config.json is damaged or of another architecture.
         StorageError: a run without a checkpoint.
     """
@@ -116,7 +117,7 @@ def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder, *, any_k
             read_folder(path)
         return NamedModel("folder", path)
     if path.parent == Path(runs_folder):
-        raise DataError(f"{path}: no such run. {runs_beside(path)}")
+        raise ConfigError(f"{path}: no such run. {runs_beside(path)}")
     if not is_hub_id(name):
         raise DataError(
             f"{name}: no such folder, and not the owner/model of a hub. Name a folder with a {CONFIG_JSON}."

@@ -90,11 +90,17 @@ def test_a_spec_of_pairs_is_prepared_as_pairs(program: Program, tmp_path: Path) 
 def test_eval_is_of_a_run_or_of_a_suite(program: Program) -> None:
     assert "--jobs needs --suite. Add it" in program("eval", "runs/x", "--jobs", 2, code=64).stderr
     assert "Add --out" in program("eval", "m", "--suite", "quick", code=64).stderr
-    assert "runs/x: no such run" in program("eval", "runs/x", code=65).stderr
+    assert "runs/x: no such run" in program("eval", "runs/x", code=78).stderr
     assert "names no model" in program("eval", "lr=1e-5", "--suite", "quick", "--out", "t", code=78).stderr
     said = program("eval", "you/a", "you/b", "--suite", "quick", "--out", "t", "--dry-run").stdout
     answer, data, *_ = said.splitlines()
     assert "2 models" in answer and "missing" in data
+
+
+def test_a_folder_in_the_place_of_a_file_of_texts_is_named(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    said = program("embed", "runs/x", "texts", "--out", "out.npy", code=78).stderr
+    assert "texts: a folder. Give one file of texts" in said
 
 
 def test_init_from_takes_one_file(program: Program) -> None:
@@ -105,6 +111,9 @@ def test_init_from_takes_one_file(program: Program) -> None:
 def test_a_list_is_printed_and_a_page_is_drawn(program: Program, tmp_path: Path) -> None:
     assert "report runs: no such folder" in program("report", code=78).stderr
     (tmp_path / "runs").mkdir()
-    assert "no runs" in program("report").stdout
+    assert "report runs: no runs there." in program("report").stdout
+    for words in (["runs"], ["--list", "runs"]):
+        assert "report runs: no runs there. A run is a folder with" in program("report", *words, code=78).stderr
+    assert json.loads(program("report", "runs", "--json").stdout) == []
     assert json.loads(program("report", "runs", "--json").stdout) == []
     assert "a list is printed" in program("report", "runs", "--out", "page.html", code=78).stderr

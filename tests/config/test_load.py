@@ -116,7 +116,8 @@ def test_values_of_another_kind_are_refused(refused: Callable[..., list[str]], t
         ("seed: 1\nseed: 2", "seed (extra.yaml:2): given twice. Remove one of the two."),
         ("model:\n  num_heads: 2\n\n  num_heads: 4", "model.num_heads (extra.yaml:4): given twice."),
         ("- name: x", "extra.yaml: holds no keys. Expected `key: value` lines."),
-        ("a: b: c", "extra.yaml: not valid YAML. mapping values are not allowed here"),
+        ("a: b: c", "extra.yaml: not valid YAML. mapping values are not allowed here (line 1, column 5). Close every"),
+        ("a:\n\tb: 3", "extra.yaml: not valid YAML. found character '\\t' that"),
         ("? [a, b]\n: 3", "extra.yaml:1: a list or a section where a key is expected."),
         ("name: !!python/object/apply:os.getcwd []", "name (extra.yaml:1): not a plain value"),
     ],
@@ -177,7 +178,7 @@ def test_later_files_win_and_overrides_win_over_them(load: Load) -> None:
     [
         ("seed", "'seed': not an override. Write section.key=value, for example optim.lr=1e-3."),
         ("name=caf\udce9", r"'name=caf\udce9': not UTF-8, which YAML and JSON need. Rename the folder"),
-        ("optim.betas=[0.9", "'optim.betas=[0.9': the value is not valid YAML."),
+        ("optim.betas=[0.9", "'optim.betas=[0.9': the value is not valid YAML. while parsing a flow sequence (line"),
         ("seed=010", "seed=010 (command line): a leading zero means octal. Write it without."),
         ("optim={lr: 1, lr: 2}", "optim.lr (command line): given twice."),
         ("optim.betaz=1", "optim.betaz (command line): unknown key. Did you mean optim.betas?"),

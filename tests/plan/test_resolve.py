@@ -201,8 +201,8 @@ def test_a_machine_that_shows_gpus_must_have_what_they_need(
     ("key", "name", "message", "code"),
     [
         ("weights.init_from", "absent", "absent: no such folder, and not the owner/model of a hub.", 65),
-        ("weights.grow_from", "{runs}/absent", "{runs}/absent: no such run.", 65),
-        ("start.checkpoint", "{runs}/absent", "{runs}/absent: no such run.", 65),
+        ("weights.grow_from", "{runs}/absent", "{runs}/absent: no such run.", 78),
+        ("start.checkpoint", "{runs}/absent", "{runs}/absent: no such run.", 78),
         ("weights.init_from", "ep0-ba4000-rank0.pt", "ep0-ba4000-rank0.pt: no such file.", 65),
         ("weights.init_from", "{runs}", "config.json: cannot be read", 65),
         ("weights.init_from", "{runs}/empty", "{runs}/empty: a run without a checkpoint. Train it first", 74),
