@@ -1,4 +1,7 @@
-"""All private parts of torch that this package uses outside of compilation, and nothing more.
+"""Private parts of torch's process groups, data loader and DDP, all that this package uses.
+
+Private operators (`torch._foreach_...`, `torch.ops.aten._...`) and settings of compilation are in the files that use
+them.
 
 INTERNALS lists each with its expected signature; a test compares it with the installed torch.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
+from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from io import StringIO
 from typing import NamedTuple
@@ -90,6 +91,11 @@ def measured(pattern: str, page: str = "benchmarks/RESULTS.md") -> Callable[[], 
     return source
 
 
+def rounded(pattern: str) -> Callable[[], str]:
+    """Return a source: a measured number with three decimals, halves rounded up."""
+    return lambda: str(Decimal(measured(pattern)()).quantize(Decimal("0.001"), ROUND_HALF_UP))
+
+
 def drill(column: int) -> Callable[[], str]:
     """Return a source: a column of the last line of the drill's table, which has four."""
     cells = [r"(\d+)" if each == column else r"\d+" for each in range(4)]
@@ -156,6 +162,7 @@ def rooms() -> str:
 
 BASE, README, PLAN, SPEED = "modernbert-base", "README.md", "docs/plan.md", "docs/speed.md"
 RESULTS, DESIGN = "benchmarks/RESULTS.md", "docs/design.md"
+MODEL, MINILM = "docs/model.md", "yamls/recipes/adapt-minilm.yaml"
 FIGURES = (
     Figure("days of base", planned(BASE, r"takes +(.+?) d, predicted"), (
         (README, "published takes {} days on 8 H100"), (README, "  takes     {} d, predicted"))),
@@ -176,7 +183,7 @@ FIGURES = (
         (README, "[{} tokens/s](benchmarks/RESULTS.md#on-a-gpu)"),
         ("docs/speed.md", "trained base by its recipe at {} tokens/s"))),
     Figure("over transformers", measured(r"padded, sdpa, eager \|.*ours is ([\d.]+) x"), (
-        (README, "on one H200, {} times transformers"),)),
+        (README, "fused updates it is {} times as fast as transformers"),)),
     Figure("over sparse transformers", measured(r"`sparse_prediction` \|.*ours is ([\d.]+) x"), (
         (README, "eager), {} times with `sparse_prediction`"),)),
     Figure("pace of published runs", lambda: f"{PUBLISHED.device:.2f}", ((PLAN, "program took {} times that"),)),
@@ -222,15 +229,23 @@ FIGURES = (
     Figure("faults injected", drill(0), ((README, "Of {} faults injected"),)),
     Figure("faults survived", drill(1), ((README, "RESULTS.md#drill) {} were survived"),)),
     Figure("faults refused", drill(2), ((README, "were survived, {} refused clearly"),)),
+    Figure("faults lost", drill(3), ((README, "refused clearly, and {} lost"),)),
     Figure("plan of pretrain", measured(r"```text\n(  text[^`]+)```", "docs/tasks/laptop.md"), (
         (README, "asks, and trains:\n\n```text\n{}```\n\nThe result"),)),
     Figure("end of the quickstart", measured(r"```text\n(Done\.\n[^`]+)```"), (
         (README, "The end of its output:\n\n```text\n{}```\n\n## Your own text"),)),
-    Figure("retrieval before", measured(r"sections \| ([\d.]+) ", "docs/model.md"), ((README, "nDCG@10 from {} to"),)),
-    Figure("retrieval after", measured(r"sections \| \S+ \S+ \| \*\*([\d.]+)", "docs/model.md"), (
-        (README, "nDCG@10 from 0.441 to {} in"),)),
-    Figure("minutes of retrieval", measured(r"documentation in (\d+) minutes", "docs/model.md"), (
-        (README, "to 0.556 in {} minutes of a CPU core"),)),
+    Figure("retrieval before", rounded(r"docs_search nDCG@10 ([\d.]+) and"), (
+        (README, "nDCG@10 from {} to"), (MODEL, "8,762 sections | {} ("))),
+    Figure("retrieval after", rounded(r"docs_search nDCG@10 [\d.]+ and ([\d.]+),"), (
+        (README, "nDCG@10 from 0.441 to {} in"), (MODEL, "0.441 (0.842) | **{}**"))),
+    Figure("minutes of retrieval", measured(r"2,001,249 tokens, (\d+) minutes"), (
+        (README, "to 0.556 in {} minutes of a CPU core"), (MODEL, "public documentation in {} minutes"),
+        (MINILM, "own documents in {} minutes"))),
+    Figure("steps of retrieval", measured(r"fp32: (\d+) steps, 13,888 pairs"), ((MINILM, "CPU core: {} steps with"),)),
+    Figure("pairs of retrieval", measured(r"fp32: \d+ steps, ([\d,]+) pairs"), (
+        (MODEL, "trained on {} pairs"), (MINILM, "steps with\n# {} pairs"))),
+    Figure("quiet minutes of retrieval", measured(r"670 tokens/s: (\d+) minutes"), (
+        (MINILM, "(a quiet core: {} minutes)"),)),
     Figure("tokens of the speedrun", measured(r"one thread beside the tests: ([\d,]+) tokens"), (
         ("docs/speedrun.md", "4.1173 | {} | 381"),)),
     Figure("loss of the speedrun", measured(r"held-out loss ([\d.]+) over the whole held-out text"), (
