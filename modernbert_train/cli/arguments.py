@@ -17,6 +17,7 @@ from modernbert_train.checkpoints.run_folder import RESOLVED, TOKENIZER_COPY
 from modernbert_train.config.read import read_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.read_json import read_json
+from modernbert_train.distributed.launched import check_launch_variables
 
 if TYPE_CHECKING:
     from modernbert_train.checkpoints.checkpoint import Checkpoint
@@ -150,7 +151,11 @@ def many_imports() -> Iterator[None]:
     """Pause garbage collection, which takes a fifth of the time to import torch and Composer.
 
     Afterwards the half million objects that exist by then are exempt from it; they stay to the end.
+
+    Raises:
+        ConfigError: see `check_launch_variables`; Composer's import reads the same variables, and fails.
     """
+    check_launch_variables()
     first = "torch" not in sys.modules
     if first:
         gc.disable()

@@ -66,6 +66,8 @@ def check_data(config: RunConfig) -> DataFacts:
                 )
             if compares and key not in pairless:
                 require_pairs(config, folder, compares)
+            if config.reads_labels and config.eval.max_tokens is not None and key not in training:
+                folder.held_out_lengths(config)
             if not folder.card.words and key in training and key not in wordless:
                 raise DataError(
                     f"{key}={path}: its documents lack words, which objective.words=segmenter masks. Prepare it "

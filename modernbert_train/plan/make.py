@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from modernbert_train.clock import Clock, Position, is_pythia
 from modernbert_train.config.schema import (
     CheckpointConfig,
-    DataConfig,
-    EvalConfig,
     ObjectiveConfig,
     PhaseConfig,
     RunConfig,
@@ -232,7 +230,7 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
     phases = tuple(
         _phase(now, texts[now.index], [each for each in ranges if each.phase == now.index]) for now in clock.phases
     )
-    held_out_tokens, unigram_loss = _validation_tokens(data, config.eval, facts), None
+    held_out_tokens, unigram_loss = _validation_tokens(config, facts), None
     if facts is not None and documents.streams and is_ruled(clock, from_scratch=config.from_scratch):
         unigram_loss = held_out_unigram_loss(data, config.phases.values(), config.model.vocab_size, facts)
     return Plan(
@@ -256,9 +254,11 @@ def _milestones(settings: CheckpointConfig, ranges: Sequence[StepRange]) -> int:
     return found
 
 
-def _validation_tokens(data: DataConfig, settings: EvalConfig, facts: DataFacts | None) -> int | None:
-    folder, max_tokens = data.validation, settings.max_tokens
+def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None:
+    folder, max_tokens = config.data.validation, config.eval.max_tokens
     if facts is not None and facts.validation is not None:
+        if config.reads_labels:
+            return int(facts.validation.held_out_lengths(config).sum())
         card = facts.validation.card
     elif folder is not None and Path(folder).is_dir():  # held-out text may exist without training text
         card = read_card(folder)

@@ -8,4 +8,4 @@ from modernbert_train.evaluate.heldout import HeldOutTexts
 
 
 def texts_of(config: RunConfig) -> HeldOutTexts:
-    return HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, read_facts(config.data))
+    return HeldOutTexts(config, read_facts(config.data))
