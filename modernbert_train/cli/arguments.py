@@ -21,6 +21,7 @@ from modernbert_train.distributed.launched import check_launch_variables
 
 if TYPE_CHECKING:
     from modernbert_train.checkpoints.checkpoint import Checkpoint
+    from modernbert_train.plan.resolve import Purpose
 
 _PATHS = ("train", "validation", "tokenizer", "path", "shards", "test")  # keys of paths, in `data` and `evals`
 MODEL = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
@@ -144,6 +145,22 @@ def named_checkpoint(model: str | None) -> Checkpoint | None:
     from modernbert_train.weights.source import open_model
 
     return open_model(model).checkpoint
+
+
+def read_sound(words: list[str], purpose: Purpose, num_ranks: int = 1) -> RunConfig:
+    """Read a run as `read_run`; wrong keys are reported together with everything else that `resolve` would refuse.
+
+    Args:
+        words: YAML files or a run's folder, and overrides.
+        purpose, num_ranks: see `resolve`.
+
+    Raises:
+        ConfigError: see `with_later_mistakes`.
+    """
+    from modernbert_train.plan.resolve import with_later_mistakes
+
+    with with_later_mistakes(num_ranks, purpose):
+        return read_run(words)
 
 
 @contextmanager

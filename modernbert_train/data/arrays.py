@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.core.files import os_errors_as
+from modernbert_train.data.dataset_card import LENGTHS
 from modernbert_train.errors import ConfigError, DataError
 
 
@@ -59,3 +60,8 @@ def held_out_lengths(
             f"of all of it. Set at least {found[0]}."
         )
     return found[:read]
+
+
+def read_held_out(folder: Path, max_tokens: int | None, *, whole: bool, key: str) -> NDArray[Any]:
+    """Read the lengths of a folder of shards; see `held_out_lengths`."""
+    return held_out_lengths(load_lengths(folder / LENGTHS, "Prepare the data again."), max_tokens, whole=whole, key=key)

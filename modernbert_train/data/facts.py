@@ -9,19 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.evals import of_kind
-from modernbert_train.config.schema import DataConfig, EvaluatorConfig, HeldoutStreamConfig, RunConfig
+from modernbert_train.config.schema import DataConfig, EvaluatorConfig, HeldoutStreamConfig
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_once import read_once
-from modernbert_train.data.dataset_card import LENGTHS, TOKEN_COUNTS, DatasetCard, file_sha256, read_card
+from modernbert_train.data.dataset_card import TOKEN_COUNTS, DatasetCard, file_sha256, read_card
 from modernbert_train.data.remote import is_remote, local_folder
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -44,13 +40,6 @@ class FolderFacts:
     def shards(self) -> str:
         """Folder or URL of the shards, which differs from `path` for adopted shards with a separate card."""
         return self.path if self.card.shards is None else str(self.card.shards)
-
-    def held_out_lengths(self, config: RunConfig) -> NDArray[Any]:
-        """Return the tokens of each document that a measurement of the run reads. Raises as `held_out_lengths`."""
-        from modernbert_train.data.arrays import held_out_lengths, load_lengths
-
-        lengths = load_lengths(self.local / LENGTHS, "Prepare the data again.")
-        return held_out_lengths(lengths, config.eval.max_tokens, whole=config.reads_labels, key=self.key)
 
     def token_counts_sha256(self) -> str | None:
         """Hash of the token counts; None without counts.

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL, Sums
-from modernbert_train.clock import Position
+from modernbert_train.clock import Clock, Position
 from modernbert_train.config.evals import BITS_PER_BYTE, TEMPERATURE
-from modernbert_train.config.schema import ContrastiveConfig, DataConfig, EvalConfig, RunConfig
+from modernbert_train.config.schema import ContrastiveConfig, DataConfig, EvalConfig
 from modernbert_train.data.arrays import held_out_lengths
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.microbatches import MicrobatchMaker
@@ -240,22 +240,17 @@ class HeldOutTexts:
     """Opens held-out texts of a run, all with the same rows and the unigram baseline of the training text.
 
     Attributes:
-        config: the run.
+        data, eval: the run's sections.
+        clock: its phases.
+        vocab_size: rows of the embedding.
         facts: facts of its data.
     """
 
-    config: RunConfig
+    data: DataConfig
+    eval: EvalConfig
+    clock: Clock
+    vocab_size: int
     facts: DataFacts
-
-    @property
-    def data(self) -> DataConfig:
-        """The run's section data."""
-        return self.config.data
-
-    @property
-    def eval(self) -> EvalConfig:
-        """The run's section eval."""
-        return self.config.eval
 
     def validation(self) -> Validation:
         """Open the held-out text of data.validation."""
@@ -268,9 +263,10 @@ class HeldOutTexts:
         shards = open_shards(folder, self.data, vocabulary)
         streams = TokenStreams([Stream("validation", MASK_SEED, shards)])
         maker = MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary)
-        config = self.config
-        unigram = unigram_of(self.data, config.phases.values(), config.model.vocab_size, self.facts)
+        phases = self.clock.phases
+        unigram = unigram_of(self.data, [each.phase for each in phases], self.vocab_size, self.facts)
         bytes_per_token = card.text_bytes / card.tokens if card.text_bytes else None
-        lengths = held_out_lengths(shards.lengths, self.eval.max_tokens, whole=config.reads_labels, key=folder.key)
+        whole = any(each.objective.reads_labels for each in phases)
+        lengths = held_out_lengths(shards.lengths, self.eval.max_tokens, whole=whole, key=folder.key)
         window = self.data.packing_window
         return Validation(self.eval, window, maker, lengths, unigram, folder.key, bytes_per_token)

@@ -17,6 +17,7 @@ from modernbert_train.config.schema import (
     PhaseConfig,
     RunConfig,
 )
+from modernbert_train.data.arrays import read_held_out
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.facts import DataFacts, missing_stream
@@ -258,7 +259,7 @@ def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None
     folder, max_tokens = config.data.validation, config.eval.max_tokens
     if facts is not None and facts.validation is not None:
         if config.reads_labels:
-            return int(facts.validation.held_out_lengths(config).sum())
+            return int(read_held_out(facts.validation.local, max_tokens, whole=True, key=facts.validation.key).sum())
         card = facts.validation.card
     elif folder is not None and Path(folder).is_dir():  # held-out text may exist without training text
         card = read_card(folder)
