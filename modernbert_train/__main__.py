@@ -47,6 +47,7 @@ def program() -> NoReturn:
 
 
 def _program() -> NoReturn:
+    import_as_here(is_program=False)
     words = replaced(sys.argv[1:])
     verb = BY_NAME.get((words or [""])[0])
     if verb is not None and verb.is_program:  # run it as if started directly, with its own signal handlers

@@ -129,6 +129,9 @@ def read_state(path: Path, config: RunConfig, step: int) -> SavedState:
     if state.training is not None:
         cursor = state.training.loader
         _require(cursor["tokens"] == state.tokens, "training.loader.tokens", str(state.tokens), cursor["tokens"])
+        timestamp = state.training.timestamp
+        _require(timestamp["batch"] == step, "training.timestamp.batch", str(step), timestamp["batch"])
+        _require(timestamp["token"] == state.tokens, "training.timestamp.token", str(state.tokens), timestamp["token"])
     return state
 
 

@@ -17,9 +17,11 @@ from modernbert_train.checkpoints.run_folder import RESOLVED, TOKENIZER_COPY
 from modernbert_train.config.read import read_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.read_json import read_json
+from modernbert_train.distributed.launched import check_launch_variables
 
 if TYPE_CHECKING:
     from modernbert_train.checkpoints.checkpoint import Checkpoint
+    from modernbert_train.plan.resolve import Purpose
 
 _PATHS = ("train", "validation", "tokenizer", "path", "shards", "test")  # keys of paths, in `data` and `evals`
 MODEL = "a run's folder, a checkpoint, a Hugging Face folder or hub id, a Composer checkpoint FILE.pt"
@@ -145,12 +147,32 @@ def named_checkpoint(model: str | None) -> Checkpoint | None:
     return open_model(model).checkpoint
 
 
+def read_sound(words: list[str], purpose: Purpose, num_ranks: int = 1) -> RunConfig:
+    """Read a run as `read_run`; wrong keys are reported together with everything else that `resolve` would refuse.
+
+    Args:
+        words: YAML files or a run's folder, and overrides.
+        purpose, num_ranks: see `resolve`.
+
+    Raises:
+        ConfigError: see `with_later_mistakes`.
+    """
+    from modernbert_train.plan.resolve import with_later_mistakes
+
+    with with_later_mistakes(num_ranks, purpose):
+        return read_run(words)
+
+
 @contextmanager
 def many_imports() -> Iterator[None]:
     """Pause garbage collection, which takes a fifth of the time to import torch and Composer.
 
     Afterwards the half million objects that exist by then are exempt from it; they stay to the end.
+
+    Raises:
+        ConfigError: see `check_launch_variables`; Composer's import reads the same variables, and fails.
     """
+    check_launch_variables()
     first = "torch" not in sys.modules
     if first:
         gc.disable()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from modernbert_train.cli.arguments import is_run, read_run, with_run
+from modernbert_train.cli.arguments import is_run, read_sound, with_run
 from modernbert_train.cli.parser import Call, positive, token_count
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import write_out
@@ -150,10 +150,9 @@ def check(parser: argparse.ArgumentParser) -> Call:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from modernbert_train.plan.resolve import describe_evals, resolve, with_later_mistakes
+    from modernbert_train.plan.resolve import describe_evals, resolve
 
-    with with_later_mistakes(options.ranks):
-        config = read_run(options.run)
+    config = read_sound(options.run, "train", options.ranks)
     from modernbert_train.config.describe import describe
     from modernbert_train.data.check import describe_streams, few_predictions, unread_rows, without_words
     from modernbert_train.data.shard_sizes import check_shard_sizes
@@ -222,7 +221,7 @@ def _inspect(options: argparse.Namespace) -> None:
         return
     if options.json:
         raise ConfigError("inspect: --json is for datasets, and none is named. Leave it out, or name data/quickstart.")
-    config = read_run(options.run)
+    config = read_sound(options.run, "measure")
     from modernbert_train.report.inspection.rows import wants_color
     from modernbert_train.report.inspection.show import inspect_run
 
@@ -262,7 +261,9 @@ def _price(text: str) -> tuple[str, float]:
 
 def _plan(options: argparse.Namespace) -> None:
     words = options.gpu or []
-    config = read_run(options.run + [word for word in words if "=" in word])  # overrides may follow --gpu
+    purpose = "assume" if options.median else "plan"
+    overrides = [word for word in words if "=" in word]  # they may follow --gpu
+    config = read_sound(options.run + overrides, purpose, options.ranks)
     from modernbert_train.plan.answer import answer
     from modernbert_train.plan.gpus import GPUS
     from modernbert_train.plan.make import make_plan
@@ -271,7 +272,7 @@ def _plan(options: argparse.Namespace) -> None:
     from modernbert_train.plan.sections import sections
 
     named = [word for word in words if "=" not in word]
-    facts = resolve(config, options.ranks, purpose="assume" if options.median else "plan").facts
+    facts = resolve(config, options.ranks, purpose=purpose).facts
     made = make_plan(config, options.ranks, options.median, facts)
     wanted = (
         made,

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from modernbert_train.checkpoints.run_folder import RunFolder
-from modernbert_train.cli.arguments import MODEL, named_checkpoint, named_model, read_run, with_licence, with_run
+from modernbert_train.cli.arguments import MODEL, named_checkpoint, named_model, read_sound, with_licence, with_run
 from modernbert_train.cli.parser import Call, positive, whole
 from modernbert_train.core.text import printable
 from modernbert_train.distributed.launched import refuse_ranks
@@ -63,7 +63,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         if all("=" in word for word in words):
             raise ConfigError(f"eval {model}: names no text to measure. Add a run's YAML file: eval {model} RUN.yaml.")
         words += [f"weights.init_from={json.dumps(model)}", "weights.grow_from=null", "weights.shrink_from=null"]
-    config = read_run(words)
+    config = read_sound(words, "measure")
     if is_other or (checkpoint is None and config.weights.named and not RunFolder(config).has_checkpoints()):
         from modernbert_train.evaluate.first_weights import describe_first
 
@@ -175,7 +175,7 @@ def _export(options: argparse.Namespace) -> None:
 
         convert_model(model, options.out, options.licence)
         return
-    config = read_run(options.run)
+    config = read_sound(options.run, "use")
     resolve(config, purpose="use")
     from modernbert_train.weights.export import export_run
 
@@ -198,7 +198,7 @@ def push(parser: argparse.ArgumentParser) -> Call:
 def _push(options: argparse.Namespace) -> None:
     if not (options.folder / "config.yaml").is_file():
         raise ConfigError(f"push {options.folder}: not the folder of a run. Name one, such as runs/quickstart.")
-    config = read_run([str(options.folder)])
+    config = read_sound([str(options.folder)], "use")
     resolve(config, purpose="use")
     from modernbert_train.weights.push import push_run
 

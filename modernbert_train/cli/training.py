@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from modernbert_train.cli.arguments import is_run, many_imports, read_run, with_run
+from modernbert_train.cli.arguments import is_run, many_imports, read_run, read_sound, with_run
 from modernbert_train.cli.parser import Call
 from modernbert_train.core.files import errors_to, warn
 from modernbert_train.core.text import plural, printable
@@ -22,10 +22,9 @@ def train(parser: argparse.ArgumentParser) -> Call:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from modernbert_train.plan.resolve import resolve_alone, with_later_mistakes
+    from modernbert_train.plan.resolve import resolve_alone
 
-    with with_later_mistakes(from_launcher("WORLD_SIZE", 1)):
-        config = read_run(options.run)
+    config = read_sound(options.run, "train", from_launcher("WORLD_SIZE", 1))
     from modernbert_train.report.progress import stage
 
     stage("checking the configuration, the data and the run's folder")

@@ -118,9 +118,15 @@ def _load(schema: type[T], files: Sequence[str | Path], overrides: Sequence[str]
 
 def _sound_part(filling: Filling, errors: Sequence[str]) -> tuple[Any, frozenset[str]]:
     """Return the configuration without its wrong keys, if it can be resolved: `rest` and `sections` of WrongKeys."""
-    matches = [re.match(r"\w+(\.[\w-]+)*", error) for error in errors]
-    keys = [tuple(key[0].split(".")) for key in matches if key is not None and key[0].split(".")[0] in filling.root]
-    if len(keys) < len(errors) or list(filling.resolve()):
+    keys: list[tuple[str, ...]] = []
+    for error in errors:
+        key = re.match(r"\w+(\.[\w-]+)*", error)
+        if key is None:
+            return None, frozenset()
+        path = tuple(key[0].split("."))
+        meant = re.search(r"Did you mean (\w+)\?", error)  # of a misspelt section the rest cannot be judged either
+        keys += [path] if path[0] in filling.root else [(meant[1],)] if meant else []
+    if list(filling.resolve()):
         return None, frozenset()
     for path in missing_paths(filling.root):
         section = section_of(filling.root, path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from omegaconf import MISSING
 
@@ -218,13 +218,47 @@ class ObjectiveConfig:
             )
 
 
+@dataclass(frozen=True)
+class Masking:
+    """What rules and shapes need to know of a way to choose tokens; objectives/maskings.py has its function.
+
+    Attributes:
+        counts_exactly: True if a sequence never gets more than its share.
+        takes_special: True if [CLS] and [SEP] are predicted too, padding is replaced, and random tokens may be special.
+        whole_words: True if it chooses whole words, so a short sequence may get less than its share.
+    """
+
+    counts_exactly: bool = True
+    takes_special: bool = False
+    whole_words: bool = False
+
+
+MASKINGS = {  # another one is a row here, and a function in objectives/maskings.py
+    "exact": Masking(),
+    "bernoulli": Masking(counts_exactly=False),
+    "reference": Masking(counts_exactly=False, takes_special=True),
+    "ngram": Masking(whole_words=True),
+}
+if TYPE_CHECKING:
+    MaskingName = str
+else:
+    MaskingName = Literal[tuple(MASKINGS)]
+
+
+def maskings(*, takes_special: bool = False, whole_words: bool | None = None) -> str:
+    """Return the names of the maskings with these facts, for a remedy; None: either."""
+    found = [name for name, each in MASKINGS.items()
+             if each.takes_special == takes_special and whole_words in (None, each.whole_words)]  # fmt: skip
+    return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaskedLmConfig(ObjectiveConfig):
     """Masked-language modelling."""
 
     name: str = "mlm"
     # choice of tokens in training; ngram: whole words, up to three together; see objectives/mlm.py
-    masking: Literal["exact", "bernoulli", "reference", "ngram"] = "exact"
+    masking: MaskingName = "exact"
     # words for ngram: the tokenizer's pieces, or a segmenter's, stored by `prepare` (sources.NAME.words_field)
     words: Literal["tokenizer", "segmenter"] = "tokenizer"
     # share of the eligible tokens that are predicted, in training
@@ -316,18 +350,20 @@ class MaskedLmConfig(ObjectiveConfig):
                 f"objective.mask_spread={self.mask_spread:g} with a mask_rate of {min(ends):g} to {max(ends):g}: "
                 "shares of sequences must be between 0 and 1. Set a smaller one."
             )
-        if self.reads_words and self.masking != "ngram":
+        masking = MASKINGS[self.masking]
+        if self.reads_words and not masking.whole_words:
+            words = maskings(whole_words=True)
             yield (
-                f"objective.words=segmenter with {here}, objective.masking={self.masking}: only masking=ngram masks "
-                "whole words. Set objective.words=tokenizer, or objective.masking=ngram."
+                f"objective.words=segmenter with {here}, objective.masking={self.masking}: only masking={words} masks "
+                f"whole words. Set objective.words=tokenizer, or objective.masking={words}."
             )
-        if self.counts_tokens and self.masking == "ngram":
+        if self.counts_tokens and masking.whole_words:
             yield (
-                "objective.mask_weight=1/rate with objective.masking=ngram: in a short sequence whole words mask fewer "
-                "tokens than the rate, so the weights would not add up. Set masking to exact or bernoulli, "
-                "or mask_weight=none."
+                f"objective.mask_weight=1/rate with objective.masking={self.masking}: in a short sequence whole words "
+                "mask fewer tokens than the rate, so the weights would not add up. Set masking to "
+                f"{maskings(whole_words=False)}, or mask_weight=none."
             )
-        alone = self.heads == ("tokens",) and self.masking != "reference" and not isinstance(self, TranslationConfig)
+        alone = self.heads == ("tokens",) and not masking.takes_special and not isinstance(self, TranslationConfig)
         if self.predict_from == "before" and not alone:
             yield (
                 f"objective.predict_from=before with {here}, objective.masking={self.masking}: this objective predicts "
@@ -373,10 +409,10 @@ class TranslationConfig(MaskedLmConfig):
             )
         else:
             yield from super().mistakes(model)
-        if self.masking == "reference":
+        if MASKINGS[self.masking].takes_special:
             yield (
-                "objective.name=tlm with objective.masking=reference, which masks special tokens too. Set masking to "
-                "exact, bernoulli or ngram."
+                f"objective.name=tlm with objective.masking={self.masking}, which masks special tokens too. Set "
+                f"masking to {maskings()}."
             )
 
 

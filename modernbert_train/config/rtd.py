@@ -9,7 +9,7 @@ from typing import Literal
 
 from modernbert_train.config.knob import knob
 from modernbert_train.config.model import ModelConfig
-from modernbert_train.config.objective import MaskedLmConfig
+from modernbert_train.config.objective import MASKINGS, MaskedLmConfig, MaskingName, maskings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
     """
 
     name: str = "rtd"
-    masking: Literal["exact", "bernoulli"] = "exact"  # choice of the replaced tokens; see objectives/mlm.py
+    masking: MaskingName = "exact"  # choice of the replaced tokens, of single tokens of text: exact or bernoulli
     words: Literal["tokenizer"] = "tokenizer"  # whole words are not replaced
     # share of the text that the generator predicts and replaces; ELECTRA: 0.15, large 0.25
     mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; ELECTRA used 0.15", phased=True)
@@ -84,6 +84,11 @@ class ReplacedTokensConfig(MaskedLmConfig):
     def mistakes(self, model: ModelConfig) -> Iterator[str]:
         """See `ObjectiveConfig`: the generator must be an encoder, and shared tables must have its width."""
         yield from super().mistakes(model)
+        if MASKINGS[self.masking].takes_special or MASKINGS[self.masking].whole_words:
+            yield (
+                f"objective.name={self.name} with objective.masking={self.masking}: the generator replaces single "
+                f"tokens of text. Set masking to {maskings(whole_words=False)}."
+            )
         if not model.tied:
             yield (
                 f"objective.name={self.name} with model.tied=false: a generator predicts with the embedding. Set "

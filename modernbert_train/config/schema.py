@@ -544,6 +544,11 @@ class RunConfig:
         return self.start is None and not self.weights.named
 
     @property
+    def reads_labels(self) -> bool:
+        """True if an objective of the run reads labels, so that held-out documents are read whole."""
+        return any(now.objective.reads_labels for now in (self, *self.in_phase.values()))
+
+    @property
     def modernbert(self) -> ModernBertConfig:
         """The model, for code that only supports ModernBERT; raises ConfigError if it is another."""
         if not isinstance(self.model, ModernBertConfig):

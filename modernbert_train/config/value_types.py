@@ -84,7 +84,9 @@ def describe(hint: Any) -> str:
 
 
 def spelled_out(value: Any, hint: Any) -> str:
-    """Suggest YAML's form for a number with a letter for its thousands."""
+    """Suggest YAML's form for a number with a letter for its thousands, and for a text that looks like a number."""
+    if hint is str and isinstance(value, bool | int | float):
+        return f' Put it in quotes: "{value}".'
     found = re.fullmatch(r"([0-9.]{1,20})\s?([kKmMgGbBtT])", value) if isinstance(value, str) else None
     if found is None or hint not in (int, float):
         return ""

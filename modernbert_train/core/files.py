@@ -174,8 +174,10 @@ def write_out(path: Path, text: str) -> Path:
     """Write a file that a user named, atomically; return its path.
 
     Raises:
-        StorageError: it cannot be written; the old file is unchanged.
+        StorageError: it cannot be written, and the old file is unchanged; or it is a device, which would be replaced.
     """
+    if path.exists() and not path.is_file():
+        raise StorageError(f"{path}: is no file. Name a file; without --out the text goes to the terminal.")
     with os_errors_as(StorageError, f"{path}: cannot be written", "Free space, fix the path, or name another file."):
         write_whole(path, text)
     return path

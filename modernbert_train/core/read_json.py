@@ -167,6 +167,8 @@ def as_type(kind: Any, value: Any, at: str = "") -> Any:
         ValueError: it has another type; names the field and the value.
     """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.NotRequired:
+        return as_type(inner[0], value, at)
     if origin is Annotated:
         _require(is_count(value), at, "a whole number, 0 or above", value)
         return value
@@ -212,9 +214,11 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _optional(kind: Any) -> set[str]:
-    """Return the fields of a dataclass that have a default."""
+    """Return the fields that may be missing: of a dataclass those with a default, of a TypedDict as it marks them."""
+    if not is_dataclass(kind):
+        return {name for name, hint in _hints(kind).items() if typing.get_origin(hint) is typing.NotRequired}
     default = (MISSING, MISSING)
-    return {f.name for f in fields(kind) if (f.default, f.default_factory) != default} if is_dataclass(kind) else set()
+    return {f.name for f in fields(kind) if (f.default, f.default_factory) != default}
 
 
 def _below(at: str, name: str) -> str:

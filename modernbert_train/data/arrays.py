@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.core.files import os_errors_as
-from modernbert_train.errors import DataError
+from modernbert_train.data.dataset_card import LENGTHS
+from modernbert_train.errors import ConfigError, DataError
 
 
 def load_array(path: Path, remedy: str) -> NDArray[Any]:
@@ -29,3 +31,37 @@ def load_lengths(path: Path, remedy: str) -> NDArray[Any]:
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise DataError(f"{path}: holds {lengths.dtype} of shape {lengths.shape}, and no line of lengths. {remedy}")
     return lengths
+
+
+def held_out_lengths(
+    lengths: NDArray[Any] | Sequence[int], max_tokens: int | None, *, whole: bool, key: str
+) -> NDArray[Any]:
+    """Return the tokens of each held-out document that a measurement reads: documents in order, up to eval.max_tokens.
+
+    Args:
+        lengths: tokens of each document.
+        max_tokens: eval.max_tokens; None reads all.
+        whole: leave out the document that crosses the limit, since its labels are of all of it; False cuts it.
+        key: the configuration key that names the text, for the message.
+
+    Raises:
+        ConfigError: not one document is read.
+    """
+    found = np.asarray(lengths, dtype=np.int64)
+    if max_tokens is None:
+        return found
+    ends = np.cumsum(found)
+    read = int(np.searchsorted(ends, max_tokens, side="right"))
+    if not whole:
+        return np.minimum(found, max_tokens - (ends - found))[: read + 1]
+    if not read and len(found):
+        raise ConfigError(
+            f"eval.max_tokens={max_tokens:,}: the first document of {key} has {found[0]:,} tokens, and its labels are "
+            f"of all of it. Set at least {found[0]}."
+        )
+    return found[:read]
+
+
+def read_held_out(folder: Path, max_tokens: int | None, *, whole: bool, key: str) -> NDArray[Any]:
+    """Read the lengths of a folder of shards; see `held_out_lengths`."""
+    return held_out_lengths(load_lengths(folder / LENGTHS, "Prepare the data again."), max_tokens, whole=whole, key=key)

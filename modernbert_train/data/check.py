@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from modernbert_train.config.objective import MASKINGS
 from modernbert_train.config.schema import ObjectiveConfig, RunConfig
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.text import table
@@ -66,6 +67,10 @@ def check_data(config: RunConfig) -> DataFacts:
                 )
             if compares and key not in pairless:
                 require_pairs(config, folder, compares)
+            if config.reads_labels and config.eval.max_tokens is not None and key not in training:
+                from modernbert_train.data.arrays import read_held_out  # imports numpy, which login nodes may lack
+
+                read_held_out(folder.local, config.eval.max_tokens, whole=True, key=key)
             if not folder.card.words and key in training and key not in wordless:
                 raise DataError(
                     f"{key}={path}: its documents lack words, which objective.words=segmenter masks. Prepare it "
@@ -208,7 +213,9 @@ def unread_rows(config: RunConfig, facts: DataFacts) -> str | None:
 def without_words(config: RunConfig) -> str | None:
     """Return a warning for masking=ngram if the tokenizer does not mark word continuations; else None."""
     objectives = [now.objective for now in (config, *config.in_phase.values())]
-    needs_words = any(each.masking == "ngram" and not each.reads_words for each in objectives)
+    needs_words = any(
+        each.masking is not None and MASKINGS[each.masking].whole_words and not each.reads_words for each in objectives
+    )
     if not needs_words or len(read_vocabulary(config.data.tokenizer).inside_words):
         return None
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypedDict
 
@@ -66,16 +67,19 @@ def check_state(
     room = packer["row_tokens"]
     waiting = sum(chunk[3] for _, chunk in _chunks(packer))
     for name, cursor in state["streams"].items():
-        _check_cursor(f"streams.{name}", cursor, streams[name])
         if phases is not None:
             _require_one_of(
                 f"streams.{name}.laid_out_for", cursor["laid_out_for"],
                 {0, *(phase.row_tokens - special_tokens for phase in phases)},
             )  # fmt: skip
-            # a stream has given out the trained and the waiting chunks, and each phase may begin an epoch early
-            epochs = (state["tokens"] + waiting) // max(1, streams[name].num_tokens) + len(phases) + 1
+            # a stream has given out the trained and the waiting chunks; each later phase may begin an epoch early, and
+            # may drop what was waiting
+            ends = itertools.accumulate(phase.tokens for phase in phases[:-1])
+            early = sum(state["tokens"] >= end for end in ends)
+            epochs = (state["tokens"] + waiting) // max(1, streams[name].num_tokens) + 2 * early
             if cursor["epoch"] > epochs:
                 raise ValueError(f"streams.{name}.epoch: expected at most {epochs}, found {cursor['epoch']}")
+        _check_cursor(f"streams.{name}", cursor, streams[name])
     if phases is not None:
         _require_one_of("packer.row_tokens", room, {phase.row_tokens for phase in phases})
     for number, row in enumerate(packer["ready"]):
@@ -94,7 +98,9 @@ def _check_cursor(field: str, cursor: CursorState, chunks: ShuffledChunks) -> No
     if cursor["block"] >= chunks.num_blocks:
         raise ValueError(f"{field}.block: the stream has {chunks.num_blocks} blocks, found {cursor['block']}")
     longest, taken, offset = cursor["laid_out_for"], cursor["taken"], cursor["offset"]
+    given = chunks.tokens_before(cursor["epoch"], cursor["block"])
     if not (taken or offset):
+        _require_given(field, cursor, given)
         return
     if not longest:
         raise ValueError(f"{field}.laid_out_for: expected above 0 where something was taken, found 0")
@@ -104,6 +110,15 @@ def _check_cursor(field: str, cursor: CursorState, chunks: ShuffledChunks) -> No
     left = int(block[taken, 2]) if taken < len(block) else 1
     if offset >= left:
         raise ValueError(f"{field}.offset: expected less than the {left} tokens of the chunk, found {offset}")
+    _require_given(field, cursor, given + int(block[:taken, 2].sum()) + offset)
+
+
+def _require_given(field: str, cursor: CursorState, expected: int) -> None:
+    if cursor.get("given", expected) != expected:
+        raise ValueError(
+            f"{field}: epoch {cursor['epoch']}, block {cursor['block']}, {cursor['taken']} chunks taken and offset "
+            f"{cursor['offset']} are {expected} tokens of the epoch, and {field}.given is {cursor.get('given')}"
+        )
 
 
 def _check_chunks(

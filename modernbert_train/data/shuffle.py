@@ -8,7 +8,7 @@ to lay out one block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,12 @@ class ShuffledChunks:
         chunks: Ints = shuffle_kernel.lay_out(documents, lengths, chunk_tokens, key)
         return chunks
 
+    def tokens_before(self, epoch: int, block: int) -> int:
+        """Return the tokens of an epoch's earlier blocks; reads their documents' lengths."""
+        members = self._shards_of(epoch)[: block * self._block_shards]
+        spans = zip(self._first[members].tolist(), self._first[members + 1].tolist(), strict=True)
+        return sum(int(self._lengths[first:end].sum(dtype=np.int64)) for first, end in spans)
+
     def _shards_of(self, epoch: int) -> Ints:
         """Return the order of the shards; the last epoch's order is cached."""
         kept = self._order  # another thread may use another epoch
@@ -85,13 +91,19 @@ class ShuffledChunks:
 
 
 class CursorState(TypedDict):
-    """A position in a stream as JSON; see `ChunkCursor`."""
+    """A position in a stream as JSON; see `ChunkCursor`.
+
+    Attributes:
+        given: tokens given out in this epoch, which follow from the other numbers and show if one of them was changed;
+            not in older files.
+    """
 
     epoch: Count
     block: Count
     laid_out_for: Count
     taken: Count
     offset: Count
+    given: NotRequired[Count]
 
 
 class ChunkCursor:
@@ -115,8 +127,9 @@ class ChunkCursor:
         self._max_tokens = 0  # longest chunk allowed now
         self._begin(0)
 
-    def _begin(self, epoch: int, block: int = 0) -> None:
+    def _begin(self, epoch: int, block: int = 0, before: int = 0) -> None:
         self.epoch, self._block = epoch, block
+        self._before = before  # tokens of the epoch's earlier blocks
         self._laid_out_for = 0  # longest chunk in the block; 0: not laid out yet
         self._taken = 0  # whole chunks of the block given out
         self._offset = 0  # tokens given out of the following chunk
@@ -169,8 +182,10 @@ class ChunkCursor:
                 self._layout = self._chunks.block(self.epoch, self._block, self._laid_out_for)
             if self._taken < len(self._layout):
                 return self._layout[self._taken :]
-            last = self._block + 1 == self._chunks.num_blocks
-            self._begin(*((self.epoch + 1, 0) if last else (self.epoch, self._block + 1)))
+            if self._block + 1 == self._chunks.num_blocks:
+                self._begin(self.epoch + 1)
+            else:
+                self._begin(self.epoch, self._block + 1, self._before + int(self._layout[:, 2].sum()))
 
     def begin_epoch(self) -> None:
         """Skip the rest of the epoch and begin the next, unless nothing was taken from this one."""
@@ -179,15 +194,19 @@ class ChunkCursor:
 
     def state_dict(self) -> CursorState:
         """Return the position as JSON."""
+        if self._layout is None and (self._taken or self._offset):  # nothing was read since it was loaded
+            self._layout = self._chunks.block(self.epoch, self._block, self._laid_out_for)
+        taken = 0 if self._layout is None else int(self._layout[: self._taken, 2].sum())
         return {
             "epoch": self.epoch,
             "block": self._block,
             "laid_out_for": self._laid_out_for,
             "taken": self._taken,
             "offset": self._offset,
+            "given": self._before + taken + self._offset,
         }
 
     def load_state_dict(self, state: CursorState) -> None:
-        """Continue from a position; takes as long as laying out one block, at any position."""
-        self._begin(state["epoch"], state["block"])
+        """Continue from a position; lays out one block, and reads the lengths of the epoch's earlier documents."""
+        self._begin(state["epoch"], state["block"], self._chunks.tokens_before(state["epoch"], state["block"]))
         self._laid_out_for, self._taken, self._offset = state["laid_out_for"], state["taken"], state["offset"]

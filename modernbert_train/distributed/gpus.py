@@ -88,7 +88,7 @@ def uses_gpu(device: str, key: str) -> bool:
     this = f"this machine shows {shown} GPU{'s' if shown > 1 else ''}, but torch sees none" if shown else "no GPU here"
     raise ConfigError(
         f"{key}={device}: {this}. {why_torch_sees_none(driver_version(), str(torch.__version__), built_for())} "
-        f"Install a driver and a torch that fit each other (requirements/README.md), or set {key}=cpu if the CPU is "
+        f"Install a driver and a torch that fit each other (pytorch.org/get-started), or set {key}=cpu if the CPU is "
         "meant."
     )
 

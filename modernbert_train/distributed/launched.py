@@ -46,12 +46,14 @@ def refuse_ranks(command: str) -> None:
 
 
 def check_launch_variables() -> None:
-    """Check the environment variables of a multi-process start, before the ranks meet.
+    """Check the environment variables of a multi-process start, before Composer reads them and the ranks meet.
 
     Raises:
         ConfigError: some are missing or inconsistent, so they are left over from another program.
     """
     rank, world = from_launcher("RANK", 0), from_launcher("WORLD_SIZE", 1)
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", *(["MASTER_PORT"] if world > 1 else [])):
+        from_launcher(name, 0)
     if rank >= world:
         raise ConfigError(f"RANK={rank} with WORLD_SIZE={world} in the environment: ranks count from 0. {_LEFT_OVER}")
     wanted = ["RANK", "LOCAL_RANK", *([] if STORE in os.environ else ["MASTER_ADDR", "MASTER_PORT"])]

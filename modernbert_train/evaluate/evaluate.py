@@ -58,7 +58,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     compute, now = Compute.of(config.compute), Clock.of(chosen.config).phase(chosen.state.phase)
     model = build_model(source.model, chosen.config.objective, config.compute)
     load_weights(model, chosen.weights())
-    texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
+    texts = HeldOutTexts(config.data, config.eval, Clock.of(config), config.model.vocab_size, facts)
     figures: dict[str, dict[str, float]] = {}
     with joined(compute.device, config.distributed.timeout_seconds):
         model.to(compute.device)

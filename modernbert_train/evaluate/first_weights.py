@@ -48,7 +48,7 @@ def describe_first(config: RunConfig) -> str:
             "masked-LM head."
         )
     now = replace(Clock.of(config).phases[0], objective=objective)
-    texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
+    texts = HeldOutTexts(config.data, config.eval, Clock.of(config), config.model.vocab_size, facts)
     rows = [("before any training", "parameters", "loss", "accuracy")]
     with joined(compute.device, config.distributed.timeout_seconds):
         text = texts.validation()

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from modernbert_train.batch import IGNORED_LABEL, Sums
-from modernbert_train.clock import Position
+from modernbert_train.clock import Clock, Position
 from modernbert_train.config.evals import BITS_PER_BYTE, TEMPERATURE
-from modernbert_train.config.schema import ContrastiveConfig, DataConfig, EvalConfig, PhaseConfig
+from modernbert_train.config.schema import ContrastiveConfig, DataConfig, EvalConfig
+from modernbert_train.data.arrays import held_out_lengths
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.mixture import Stream, TokenStreams
@@ -74,7 +75,7 @@ class Validation:
         settings: the run's section eval.
         packing_window: as in the run's section data.
         maker: reads and masks rows of the validation shards; keyed by MASK_SEED.
-        lengths: tokens of each validation document.
+        lengths: tokens of each document that is read, see `held_out_lengths`.
         unigram: the baseline's losses and accuracies.
         key: the configuration key that names the text.
         bytes_per_token: of the text; None if the shards lack a byte count.
@@ -101,32 +102,22 @@ class Validation:
         self._lengths = lengths
         self._unigram = unigram
         self.samples: list[dict[str, Any]] = []
-        total, max_tokens = int(np.sum(lengths, dtype=np.int64)), settings.max_tokens
-        self.tokens = total if max_tokens is None else min(total, max_tokens)
+        self.tokens = int(np.sum(lengths, dtype=np.int64))
 
     def plan(self, now: Position) -> BatchPlan:
-        """Pack documents in order, up to eval.max_tokens, into rows of the phase's length.
-
-        Text is cut at the limit. Labelled documents are read whole, so the last one that would cross it is left out.
-        """
-        max_tokens, row_tokens = self._settings.max_tokens, self._settings.row_tokens or now.phase.row_tokens
+        """Pack the documents in order into rows of the phase's length."""
+        row_tokens = self._settings.row_tokens or now.phase.row_tokens
         objective = now.objective.for_validation()
         packer = GreedyPacker(row_tokens, self._packing_window, 1 << 62, objective.special_tokens)
-        tokens = 0
         for document, length in enumerate(self._lengths):
-            if max_tokens is not None:
-                if objective.reads_labels and tokens + int(length) > max_tokens:
-                    break
-                length = min(int(length), max_tokens - tokens)
             if length > 0:
                 packer.add(0, document, int(length))
-                tokens += int(length)
         packer.flush()
         rows = tuple(packer.ready)
         return BatchPlan(
             phase="validation",
             tokens_before=0,
-            tokens=tokens,
+            tokens=self.tokens,
             rows=rows,
             num_rows=len(rows),
             row_tokens=row_tokens,
@@ -249,14 +240,15 @@ class HeldOutTexts:
     """Opens held-out texts of a run, all with the same rows and the unigram baseline of the training text.
 
     Attributes:
-        data, eval, phases: the run's sections.
+        data, eval: the run's sections.
+        clock: its phases.
         vocab_size: rows of the embedding.
         facts: facts of its data.
     """
 
     data: DataConfig
     eval: EvalConfig
-    phases: Mapping[str, PhaseConfig]
+    clock: Clock
     vocab_size: int
     facts: DataFacts
 
@@ -271,7 +263,10 @@ class HeldOutTexts:
         shards = open_shards(folder, self.data, vocabulary)
         streams = TokenStreams([Stream("validation", MASK_SEED, shards)])
         maker = MicrobatchMaker(streams, partial(build_objective, vocabulary=vocabulary), vocabulary)
-        unigram = unigram_of(self.data, self.phases.values(), self.vocab_size, self.facts)
+        phases = self.clock.phases
+        unigram = unigram_of(self.data, [each.phase for each in phases], self.vocab_size, self.facts)
         bytes_per_token = card.text_bytes / card.tokens if card.text_bytes else None
+        whole = any(each.objective.reads_labels for each in phases)
+        lengths = held_out_lengths(shards.lengths, self.eval.max_tokens, whole=whole, key=folder.key)
         window = self.data.packing_window
-        return Validation(self.eval, window, maker, shards.lengths, unigram, folder.key, bytes_per_token)
+        return Validation(self.eval, window, maker, lengths, unigram, folder.key, bytes_per_token)

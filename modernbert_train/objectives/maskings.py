@@ -1,4 +1,5 @@
-"""How predicted tokens are chosen (`objective.masking`). To add one, write a function and a row in MASKINGS.
+"""How predicted tokens are chosen (`objective.masking`). To add one, write a function and a row in CHOOSE, and its
+facts in MASKINGS of config/objective.py.
 
 - `exact`: each sequence gets its exact share: rate times its tokens, rounded up or down by key. Short sequences have
   targets, and the number of targets hardly varies.
@@ -22,12 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.config.objective import Masking
 from modernbert_train.core.keyed_random import Keys, uniform
 from modernbert_train.objectives import ngrams
 
 Ints = NDArray[np.int64]
 
-_SLACK = 32  # see `Masking.bound`
+_SLACK = 32  # see `bound`
 _SURPRISE = 45.0  # the bound of independent draws fails with a probability below e^-45, once in 10^19 microbatches
 
 
@@ -60,35 +62,21 @@ class Candidates:
     further_words_N: Callable[[], Ints]
 
 
-@dataclass(frozen=True)
-class Masking:
-    """One way to choose tokens.
+def bound(masking: Masking, mask_rate: float, tokens: int) -> int:
+    """Return a bound on the predicted positions in `tokens` packed tokens, to which targets are padded.
 
-    Attributes:
-        choose: returns the indices into N of the chosen tokens, ascending.
-        counts_exactly: True if a sequence never gets more than its `counts_S`.
-        takes_special: True if [CLS] and [SEP] are predicted too, padding is replaced, and random tokens may be special.
+    Exact counts: a sequence of n text tokens has rate * n of them plus a rounding below one, while its two special
+    tokens leave 2 * rate unused. With 32 more the bound fails with a probability below e^-38 for rates from 0.15.
+
+    Independent draws: Bernstein's inequality for a binomial of `tokens` trials, exceeded with a probability below
+    e^-45. At a rate of 0.3 that is 24 % above the mean for 4,096 tokens, and 5 % for 98,304.
     """
-
-    choose: Callable[[Candidates], Ints]
-    counts_exactly: bool = True
-    takes_special: bool = False
-
-    def bound(self, mask_rate: float, tokens: int) -> int:
-        """Return a bound on the predicted positions in `tokens` packed tokens, to which targets are padded.
-
-        Exact counts: a sequence of n text tokens has rate * n of them plus a rounding below one, while its two special
-        tokens leave 2 * rate unused. With 32 more the bound fails with a probability below e^-38 for rates from 0.15.
-
-        Independent draws: Bernstein's inequality for a binomial of `tokens` trials, exceeded with a probability below
-        e^-45. At a rate of 0.3 that is 24 % above the mean for 4,096 tokens, and 5 % for 98,304.
-        """
-        bound = mask_rate * tokens + _SLACK
-        if not self.counts_exactly:
-            variance = mask_rate * (1 - mask_rate) * tokens
-            third = _SURPRISE / 3
-            bound = mask_rate * tokens + third + math.sqrt(third**2 + 2 * _SURPRISE * variance)
-        return -(-math.ceil(bound) // 8) * 8
+    found = mask_rate * tokens + _SLACK
+    if not masking.counts_exactly:
+        variance = mask_rate * (1 - mask_rate) * tokens
+        third = _SURPRISE / 3
+        found = mask_rate * tokens + third + math.sqrt(third**2 + 2 * _SURPRISE * variance)
+    return -(-math.ceil(found) // 8) * 8
 
 
 def _exact(text: Candidates) -> Ints:
@@ -111,9 +99,10 @@ def _ngram(text: Candidates) -> Ints:
     return ngrams.choose(*words, parts[parts > 0], sequence, text.counts_S, text.keys_S)
 
 
-MASKINGS = {
-    "exact": Masking(_exact),
-    "bernoulli": Masking(_bernoulli, counts_exactly=False),
-    "reference": Masking(_bernoulli, counts_exactly=False, takes_special=True),
-    "ngram": Masking(_ngram),
+# each returns the indices into N of the chosen tokens, ascending
+CHOOSE: dict[str, Callable[[Candidates], Ints]] = {
+    "exact": _exact,
+    "bernoulli": _bernoulli,
+    "reference": _bernoulli,
+    "ngram": _ngram,
 }

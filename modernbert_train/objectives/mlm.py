@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL, WEIGHT_UNIT, Inputs, PackedText
+from modernbert_train.config.objective import MASKINGS
 from modernbert_train.config.schema import MaskedLmConfig
 from modernbert_train.core.keyed_random import Keys, hash64, uniform
-from modernbert_train.objectives.maskings import MASKINGS, Candidates
+from modernbert_train.objectives.maskings import CHOOSE, Candidates, bound
 from modernbert_train.vocabulary import Vocabulary
 
 log = logging.getLogger(__name__)
@@ -149,7 +150,7 @@ class MaskedLM:
             return self._further.take(ids_T[starts_S[sequence] + position], mode="clip")
 
         cuts_S = lengths_S if cuts_S is None else cuts_S
-        chosen = self._masking.choose(
+        chosen = CHOOSE[self._config.masking](
             Candidates(sequence, position, draws, lengths_S, cuts_S, counts_S, rate_S, keys_S, continues_word, further)
         )
         predicted = position[chosen] < predictable_S[sequence[chosen]]
@@ -175,5 +176,5 @@ class MaskedLM:
         return Masked(input_ids, positions[predicted], originals[predicted])
 
     def max_predicted(self, mask_rate: float, tokens: int) -> int:
-        """Return an upper bound of the predicted positions in `tokens` packed tokens; see `Masking.bound`."""
-        return self._masking.bound(mask_rate, tokens)
+        """Return an upper bound of the predicted positions in `tokens` packed tokens; see `bound`."""
+        return bound(self._masking, mask_rate, tokens)

@@ -140,7 +140,7 @@ def _gpus() -> Iterator[Finding]:
     driver = driver_version()
     if not torch.cuda.is_available():
         why = why_torch_sees_none(driver, str(torch.__version__), built_for())
-        fit = "install a driver and a torch that fit each other: see requirements/README.md"
+        fit = "install a driver and a torch that fit each other: see pytorch.org/get-started"
         yield Finding(f"GPU: torch sees none. {why}", fit if driver or count_gpus() else None)
         return
     for index in range(torch.cuda.device_count()):

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 from modernbert_train.clock import Clock, Position, is_pythia
 from modernbert_train.config.schema import (
     CheckpointConfig,
-    DataConfig,
-    EvalConfig,
     ObjectiveConfig,
     PhaseConfig,
     RunConfig,
 )
+from modernbert_train.data.arrays import read_held_out
 from modernbert_train.data.check import check_data
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.facts import DataFacts, missing_stream
@@ -232,7 +231,7 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
     phases = tuple(
         _phase(now, texts[now.index], [each for each in ranges if each.phase == now.index]) for now in clock.phases
     )
-    held_out_tokens, unigram_loss = _validation_tokens(data, config.eval, facts), None
+    held_out_tokens, unigram_loss = _validation_tokens(config, facts), None
     if facts is not None and documents.streams and is_ruled(clock, from_scratch=config.from_scratch):
         unigram_loss = held_out_unigram_loss(data, config.phases.values(), config.model.vocab_size, facts)
     return Plan(
@@ -256,9 +255,11 @@ def _milestones(settings: CheckpointConfig, ranges: Sequence[StepRange]) -> int:
     return found
 
 
-def _validation_tokens(data: DataConfig, settings: EvalConfig, facts: DataFacts | None) -> int | None:
-    folder, max_tokens = data.validation, settings.max_tokens
+def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None:
+    folder, max_tokens = config.data.validation, config.eval.max_tokens
     if facts is not None and facts.validation is not None:
+        if config.reads_labels:
+            return int(read_held_out(facts.validation.local, max_tokens, whole=True, key=facts.validation.key).sum())
         card = facts.validation.card
     elif folder is not None and Path(folder).is_dir():  # held-out text may exist without training text
         card = read_card(folder)

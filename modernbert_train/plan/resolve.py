@@ -26,6 +26,7 @@ from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.auto import open_settings, value_of, with_settings
 from modernbert_train.config.check import check, search_refused
+from modernbert_train.config.knob import may
 from modernbert_train.config.load import WrongKeys, flat, load_run
 from modernbert_train.config.packages import missing_packages
 from modernbert_train.config.plugins import code_at
@@ -37,7 +38,7 @@ from modernbert_train.data.check import check_data
 from modernbert_train.data.facts import DataFacts, missing_stream
 from modernbert_train.distributed.bf16 import cpu_gain_line
 from modernbert_train.distributed.gpus import count_gpus, shown_gpus
-from modernbert_train.distributed.launched import from_launcher
+from modernbert_train.distributed.launched import check_launch_variables, from_launcher
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.plan.gpus import GPUS, HasMemory, RunGpus
@@ -122,11 +123,16 @@ class Resolved:
                 f"this run was resolved by version {tree.get('program')} of this program, and this process is "
                 f"{__version__}. Install the same version everywhere."
             )
-        differ = changes(tree["written"], json.loads(json.dumps(flat(requested))))
+        differ = changes(*map(_shared, (tree["written"], json.loads(json.dumps(flat(requested))))))
         refuse("this run was resolved with other keys", differ, "Start all processes with the same YAML and overrides.")
         config = with_settings(requested, tree["decided"])
         gpu = None if tree["gpu"] is None else RunGpus.from_json(tree["gpu"])
         return cls(requested, config, tree["ranks"], lines=tuple(tree["lines"]), gpu=gpu)
+
+
+def _shared(keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that every machine must have alike."""
+    return {key: value for key, value in keys.items() if not may("local", RunConfig, key)}
 
 
 def resolve(
@@ -184,6 +190,7 @@ def resolve_alone(config: RunConfig, *, fresh: bool = False) -> Resolved | None:
     Raises:
         RunError: see `resolve`.
     """
+    check_launch_variables()
     return resolve(config, fresh=fresh) if from_launcher("WORLD_SIZE", 1) == 1 else None
 
 

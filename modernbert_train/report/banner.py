@@ -1,4 +1,4 @@
-"""Print the banner of a start in at most 40 lines: model, phases, data, machines, start and folder.
+"""The first lines of a run, in at most 40: model, phases, data, machines, start and folder; and its last lines.
 
 Steps and FLOPs come from `plan`, which walks the document lengths. It takes about a second for a run so small that
 every batch is planned, less for others.
@@ -7,6 +7,7 @@ every batch is planned, less for others.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 
 import torch
@@ -22,6 +23,7 @@ from modernbert_train.distributed.transport import find_transport
 from modernbert_train.models.attention import choose_kernel, configured_for_global_layers, with_backend
 from modernbert_train.plan.census import census
 from modernbert_train.plan.make import Plan, make_plan
+from modernbert_train.report.training_loss import LOSS_STEPS
 
 _MAX_PHASES, _MAX_STREAMS = 10, 12  # lines
 _HASH = 12  # characters, as in messages that compare two hashes
@@ -178,3 +180,40 @@ def _saves(config: RunConfig) -> str:
     if settings.milestones != "none":
         when.append(f"at the steps of {settings.milestones} (kept)")
     return f"{', '.join([*when, 'at the end of each phase (kept)'])}; otherwise the newest {settings.keep} are kept"
+
+
+def final_summary(
+    folder: str,
+    *,
+    tokens: int,
+    steps: int,
+    loss: float | None,
+    held_out: str | None,
+    compared: str | None = None,
+    spent: str | None = None,
+    measured: bool,
+) -> str:
+    """Return the last lines of a finished run.
+
+    Args:
+        folder: of the run.
+        tokens, steps: trained.
+        loss: see `training_loss`.
+        held_out: figures measured at the end; None without held-out data.
+        compared: table of changes since before the first step, see eval_delta.py.
+        spent: where its time went, see effective.py.
+        measured: True if `eval` has data to measure it on.
+    """
+    figures = [f"done: {tokens:,} tokens in {steps:,} steps"]
+    if loss is not None:
+        figures.append(f"loss {loss:.3f} (mean of the last {min(steps, LOSS_STEPS)} steps)")
+    if held_out is not None:
+        figures.append(held_out)
+    more = [text for text in (spent, compared) if text is not None]
+    return "\n".join([", ".join(figures), *more, next_commands(folder, measured=measured)])
+
+
+def next_commands(folder: str, *, measured: bool) -> str:
+    """Return the next commands for a trained run, ready to paste."""
+    verbs = (["eval"] if measured else []) + ["export", "report"]
+    return "\n".join(["next:", *(f"  python -m modernbert_train {verb} {shlex.quote(folder)}" for verb in verbs)])

@@ -101,7 +101,7 @@ def build(
     saver = Saver(folder.checkpoints, config.checkpoint.keep, writers, PATIENCE, requests.save_failed)
     guard = Guard(config.stability, clock, config.seed, compute, adapter, data.streams, folder, progress, saver.wait)
     meter = Meter(config.model, clock.total_tokens, compute)
-    texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
+    texts = HeldOutTexts(config.data, config.eval, clock, config.model.vocab_size, facts)
     profile = None
     if config.profile is not None and rank == 0:
         from modernbert_train.train.profiling import Profile

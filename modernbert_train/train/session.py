@@ -47,10 +47,9 @@ from modernbert_train.errors import DataError, OomBackoff, StoppedEarly, Storage
 from modernbert_train.plan.oom_backoff import halve, is_full
 from modernbert_train.plan.resolve import Resolved, close_for_gpus, handed_over, resolve
 from modernbert_train.plan.speed_settings import gpus_of_run
-from modernbert_train.report.banner import banner
+from modernbert_train.report.banner import banner, final_summary, next_commands
 from modernbert_train.report.effective import spent
 from modernbert_train.report.eval_delta import eval_delta
-from modernbert_train.report.final_summary import final_summary, next_commands
 from modernbert_train.report.progress import stage
 from modernbert_train.report.training_loss import losses_of, training_loss
 from modernbert_train.train import composer_internals

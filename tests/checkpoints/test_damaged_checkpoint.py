@@ -136,6 +136,8 @@ STATE_EDITS: list[tuple[str, Any, str]] = [
     ("data", {"tokenizer": 1}, "data.tokenizer: expected text"),
     ("training.timestamp.epoch", -1, "training.timestamp.epoch: expected a whole number"),
     ("training.loader.tokens", 10, "training.loader.tokens: expected 20"),
+    ("training.timestamp.batch", 999, "training.timestamp.batch: expected 2, found 999"),
+    ("training.timestamp.token", 1, "training.timestamp.token: expected 20, found 1"),
     ("training.loader.streams.train.block", -1, "training.loader.streams.train.block: expected a whole number"),
     (
         "training.loader.packer.waiting",
@@ -170,7 +172,7 @@ def test_a_state_that_makes_no_sense_means_the_checkpoint_before_and_names_the_f
     folder = write(tmp_path, 2)
     original = (folder / manifest.STATE).read_text()
     edits: list[tuple[str, Any, str]] = [*STATE_EDITS]
-    edits += [(field, ..., f"{re.escape(field)}: missing") for field in FIELDS]
+    edits += [(field, ..., f"{re.escape(field)}: missing") for field in FIELDS if not field.endswith(".given")]
     edits += [(field, value, re.escape(field)) for field in FIELDS for value in ("x", [["x"]], True, {"x": 1})]
     for field, value, message in edits:
         if value == "x" and field.endswith(".phase"):

@@ -22,9 +22,10 @@ from modernbert_train.config.check import (
 )
 from modernbert_train.config.describe import describe, expected_steps
 from modernbert_train.config.load import load_run
+from modernbert_train.config.objective import MASKINGS
 from modernbert_train.config.schema import BatchWarmupConfig, MaskedLmConfig, PhaseConfig, RunConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.objectives.maskings import MASKINGS
+from modernbert_train.objectives.maskings import CHOOSE
 from tests.support.paths import ROOT
 
 # a file with phases is a run; others contain a model, or a spec of data preparation
@@ -198,6 +199,9 @@ SEGMENTED = "masking: ngram, words: segmenter"
 # several overrides, and the beginning of the only message
 BROKEN_TOGETHER = [
     # with whole words the weights of a text of 2 tokens summed to 0.43 of them, of one of 5 to 0.77
+    (["objective={name: rtd, masking: ngram}"],
+     "objective.name=rtd with objective.masking=ngram: the generator replaces single tokens of text. Set masking to "
+     "exact or bernoulli."),
     (["objective={name: mlm, mask_weight: 1/rate, masking: ngram}"],
      "objective.mask_weight=1/rate with objective.masking=ngram"),
     (["objective.words=segmenter"], "objective.words=segmenter with objective.name=mlm, objective.masking=exact: only "
@@ -285,7 +289,7 @@ def test_a_good_run_passes(load: Load) -> None:
 
 
 def test_every_masking_of_the_configuration_is_in_the_table() -> None:
-    assert set(typing.get_args(typing.get_type_hints(MaskedLmConfig)["masking"])) == set(MASKINGS)
+    assert set(typing.get_args(typing.get_type_hints(MaskedLmConfig)["masking"])) == set(MASKINGS) == set(CHOOSE)
 
 
 def test_words_of_a_segmenter_are_masked_by_ngram_alone(load: Load) -> None:

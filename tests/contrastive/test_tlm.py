@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def test_what_tlm_cannot_mask_is_refused(contrastive_run: ContrastiveRun, capsys
 
 @pytest.mark.runs
 @pytest.mark.parametrize("objective", ["contrastive", "tlm"])
-def test_validation_ends_at_a_whole_pair_when_its_token_limit_falls_within_one(
+def test_validation_is_measured_where_its_token_limit_falls_within_a_pair(
     contrastive_run: ContrastiveRun, tmp_path: Path, objective: str
 ) -> None:
     """Otherwise each start ends at the first validation as soon as more is held out than eval.max_tokens."""
@@ -112,6 +113,17 @@ def test_validation_ends_at_a_whole_pair_when_its_token_limit_falls_within_one(
     assert main(["train", *words]) == 0
     held_out = metrics(tmp_path / "runs/pairs", "validation")
     assert held_out[-1]["predicted"] > 5
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("verb", ["check", "train"])
+def test_a_limit_below_the_first_held_out_pair_is_refused(
+    contrastive_run: ContrastiveRun, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the run ends at its first validation, which has no text."""
+    assert main([verb, *contrastive_run("eval.max_tokens=10")]) == 78
+    assert re.search(r"eval\.max_tokens=10: the first document of data\.validation has \d+ tokens.* Set at least \d+",
+                     capsys.readouterr().err)  # fmt: skip
 
 
 @pytest.mark.runs

@@ -227,6 +227,11 @@ PLACES_THAT_CANNOT_BE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "chunks longer than a row": (lambda at: at["streams"]["a"].update(laid_out_for=61), r"streams\.a\.laid_out_for: "),
     "taken of no layout": (lambda at: at["streams"]["a"].update(laid_out_for=0), r"streams\.a\.laid_out_for: "),
     "an epoch that no run reaches": (lambda at: at["streams"]["a"].update(epoch=10**12), r"streams\.a\.epoch: "),
+    "an epoch beyond the trained tokens": (lambda at: at["streams"]["a"].update(epoch=1), r"streams\.a\.epoch: "),
+    "fewer chunks than were given out": (
+        lambda at: at["streams"]["a"].update(taken=at["streams"]["a"]["taken"] - 1), r"streams\.a: epoch 0, .* tokens",
+    ),
+    "another block": (lambda at: at["streams"]["a"].update(block=2), r"streams\.a: epoch 0, block 2, "),
     "another stream": (lambda at: at["streams"].update(b=at["streams"].pop("a")), r"streams: expected a, found b"),
     "rows of another length": (lambda at: at["packer"].update(row_tokens=10**9), r"packer\.row_tokens: "),
     "a document beyond the last": (lambda at: _waiting(at).__setitem__(1, 48), r"packer\.waiting\[0\]: there are 48"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,26 @@ def test_the_hash_of_the_code_is_that_of_its_files_in_any_order(monkeypatch: pyt
     expected, listed = code_hash(), Path.rglob
     monkeypatch.setattr(Path, "rglob", lambda self, pattern: reversed(sorted(listed(self, pattern))))
     assert code_hash() == expected
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+def test_ranks_may_have_the_data_at_other_paths(tiny_run: TinyRun, tmp_path: Path) -> None:
+    """docs/clusters.md promises it: a machine may have its own copy of the shards."""
+    short = ("phases.long=null", "phases.short.tokens=1500", "phases.short.schedule.decay_tokens=0")
+    here = tiny_run(*short)
+    copy = tmp_path / "a copy"
+    shutil.copytree(read_run(here).data.train or "", copy)
+    words = [here, [*here, f"data.train={copy}"]]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "modernbert_train", "train", *words[rank]],
+            env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        )
+        for rank, environment in enumerate(ranks_environment())
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=100)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], outputs
 
 
 @pytest.mark.weekly

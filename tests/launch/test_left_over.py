@@ -21,6 +21,10 @@ LEFT_OVER = {
     "no meeting place": (
         {"WORLD_SIZE": "8", "RANK": "0", "LOCAL_RANK": "0"}, "WORLD_SIZE=8 in the environment without MASTER_ADDR",
     ),
+    "an empty place on the machine": ({"LOCAL_RANK": ""}, "LOCAL_RANK='' in the environment: a launcher sets a whole"),
+    "a port that is none": (
+        {"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "z"}, "MASTER_PORT='z' in the environment: a launcher sets",
+    ),
     "a rank beyond the last": ({"WORLD_SIZE": "1", "RANK": "3"}, "RANK=3 with WORLD_SIZE=1 in the environment"),
 }  # fmt: skip
 
@@ -43,12 +47,23 @@ def test_a_variable_that_another_launcher_left_is_named(monkeypatch: pytest.Monk
 
 
 @pytest.mark.runs
-def test_train_says_which_variable_is_left_over(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """As typed, from another folder: it used to be a KeyError, and "this is a bug"."""
-    ended = subprocess.run(
-        [COMMAND, "train", *tiny_run()], cwd=tmp_path, env=outside(WORLD_SIZE="8"), capture_output=True, text=True
-    )
-    assert ended.returncode == 78 and "WORLD_SIZE=8 in the environment without RANK" in ended.stderr, ended.stderr
+@pytest.mark.parametrize("left", [{"WORLD_SIZE": "8"}, {"LOCAL_RANK": ""}], ids=["world", "local"])
+def test_train_says_which_variable_is_left_over(tiny_run: TinyRun, tmp_path: Path, left: dict[str, str]) -> None:
+    """As typed, from another folder: it used to be an error of Composer's import, and "this is a bug"."""
+    ((name, value),) = left.items()
+    command = [COMMAND, "train", *tiny_run()]
+    ended = subprocess.run(command, cwd=tmp_path, env=outside(**left), capture_output=True, text=True)
+    assert ended.returncode == 78 and f"{name}={value or repr('')} in the env" in ended.stderr, ended.stderr
+
+
+@pytest.mark.runs
+def test_a_verb_that_is_a_program_keeps_the_safe_path(tmp_path: Path) -> None:
+    """`python -P -m modernbert_train prepare` starts another module, whose path must be as safe."""
+    (tmp_path / "random.py").write_text('raise RuntimeError("the user\'s own")\n', encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "modernbert_train", "prepare", "--help"]
+    environment = outside(PYTHONPATH=str(ROOT))
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.runs

@@ -304,7 +304,7 @@ def test_a_torch_without_the_functions_that_varlen_calls_is_named_with_a_remedy(
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     ask = varlen.missing_in_torch.__wrapped__
     assert ask(varlen._FORWARD, varlen._BACKWARD) is None
-    remedy = ": install a torch from 2.11 to 2.15 of pytorch.org, see requirements/README.md"
+    remedy = ": install a torch from 2.11 to 2.15 of pytorch.org"
     assert ask(("_gone", "query")) == f"torch 2.99.0 has no _gone{remedy}"
     lacking = ask(("_flash_attention_forward", "query", "window_size_up", "max_q", "sink"))
     assert lacking == f"torch 2.99.0 has a _flash_attention_forward without window_size_up, sink{remedy}"

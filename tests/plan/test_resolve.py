@@ -391,6 +391,8 @@ def test_what_another_process_has_resolved_is_of_the_same_run_and_version(tiny_r
     asked = load_run(words[:1], words[1:])
     text = resolve.Resolved(asked, asked, 2).to_json()
     assert resolve.Resolved.from_json(text, asked).ranks == 2
+    elsewhere = replace(asked, data=replace(asked.data, train="/a/copy"))  # a machine's own path
+    assert resolve.Resolved.from_json(text, elsewhere).config.data.train == "/a/copy"
     with pytest.raises(ConfigError, match=r"resolved with other keys:\n  seed: 5 -> 6\nStart all processes with"):
         resolve.Resolved.from_json(text, replace(asked, seed=6))
     for key, value in (("format", 3), ("program", "0.0.1")):

@@ -72,7 +72,9 @@ def state_of(step: int, *, tokens: int | None = None, phase: str = "short", toke
             loader={
                 "tokens": tokens,
                 "phase": phase,
-                "streams": {"train": {"epoch": 0, "block": 0, "laid_out_for": 62, "taken": 3, "offset": 0}},
+                "streams": {
+                    "train": {"epoch": 0, "block": 0, "laid_out_for": 62, "taken": 3, "offset": 0, "given": 90}
+                },
                 "weights": [1],
                 "lag": [0],
                 "packer": {"row_tokens": 64, "ready": [[(0, 1, 0, 9)]], "waiting": [(2, (0, 2, 0, 7))]},

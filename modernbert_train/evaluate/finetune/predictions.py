@@ -54,7 +54,7 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
     now = Clock.of(found.config).phase(found.state.phase)
     now = replace(now, phase=_holding(now.phase, prepared.longest))
     facts = read_facts(config.data)
-    held_out = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
+    held_out = HeldOutTexts(config.data, config.eval, Clock.of(config), config.model.vocab_size, facts)
     lines: list[str] = []
     for split in (*task.validation, *task.predict):
         texts = read_texts(prepared.folder / split)

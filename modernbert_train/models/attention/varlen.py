@@ -78,7 +78,7 @@ def missing_in_torch(*functions: tuple[str, ...], oldest: str = OLDEST) -> str |
         functions: for each, its name in torch.ops.aten and the arguments that it must accept.
         oldest: first torch with these functions, for the remedy.
     """
-    remedy = f"install a torch from {oldest} to {TESTED[-1]} of pytorch.org, see requirements/README.md"
+    remedy = f"install a torch from {oldest} to {TESTED[-1]} of pytorch.org"
     for name, *arguments in functions:
         schema = getattr(getattr(getattr(torch.ops.aten, name, None), "default", None), "_schema", None)
         takes = set() if schema is None else {argument.name for argument in schema.arguments}

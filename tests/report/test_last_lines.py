@@ -14,7 +14,7 @@ import pytest
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.load import to_yaml
 from modernbert_train.evaluate.heldout import Evaluation
-from modernbert_train.report.final_summary import final_summary
+from modernbert_train.report.banner import final_summary
 from modernbert_train.report.listing import read_run_state
 from modernbert_train.report.tables import final_loss
 from modernbert_train.report.training_loss import LOSS_STEPS, losses_of, training_loss
