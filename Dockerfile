@@ -1,7 +1,7 @@
-# For machines with NVIDIA GPUs (driver 580 or newer, for CUDA 13). CUDA's libraries come with torch, so the small base
-# is enough; gcc and Python's headers are for the kernels that torch.compile builds at run time. NCCL loads libibverbs,
-# and that the library for the card out of ibverbs-providers; without either it uses TCP between machines and does not
-# say so. ibv_devinfo (ibverbs-utils) shows what it would find.
+# For machines with NVIDIA GPUs (driver 580 or newer, for CUDA 13). torch brings CUDA's libraries, so the small base image
+# is enough; torch.compile needs gcc and Python's headers to build kernels at run time. NCCL loads libibverbs, which loads
+# the network adapter's library from ibverbs-providers; without either NCCL silently uses TCP between machines.
+# ibv_devinfo (ibverbs-utils) lists the adapters.
 #   docker build -t modernbert-train .
 #   docker run --gpus all --ipc=host -v "$PWD/work:/work" modernbert-train python -m modernbert_train doctor
 FROM nvidia/cuda:13.0.1-base-ubuntu24.04
@@ -12,12 +12,12 @@ RUN apt-get update \
         ibverbs-providers ibverbs-utils libibverbs1 librdmacm1t64 rdma-core \
     && rm -rf /var/lib/apt/lists/*
 
-# The user ubuntu (1000) comes with the base image.
+# The base image has the user ubuntu (1000).
 RUN install -d -o ubuntu -g ubuntu /opt/modernbert-train /opt/venv /work
 USER ubuntu
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
 
-# The packages first: they are many gigabytes, and change less often than the project.
+# Packages are a separate layer: they have many gigabytes, and change less often than the project.
 ENV PYTHON=python3.12 MODERNBERT_LIST=image.txt
 COPY --chown=ubuntu:ubuntu requirements /opt/modernbert-train/requirements
 RUN sh /opt/modernbert-train/requirements/install.sh /opt/venv

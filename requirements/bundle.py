@@ -1,14 +1,14 @@
-"""What setuptools does besides, see pyproject.toml: a wheel brings Composer, Streaming and the recipes with it.
+"""Build commands of setuptools, named in pyproject.toml: they put Composer, Streaming and the recipes into a wheel.
 
-The releases of mosaicml and mosaicml-streaming that this project uses declare caps (torch < 2.7.1, transformers < 5,
-numpy < 2.2) that their code does not need, and pip has no way to overrule what a package declares. So a wheel holds
-their modules, unchanged and with their licences (Apache 2.0), and declares what they really need. They lie within the
-package, so that releases that an environment has of its own are neither overwritten nor taken away with ours, and a
-.pth file lets every program find them where there are none; see import_hook.py.
+The pinned releases of mosaicml and mosaicml-streaming cap torch, transformers and numpy (torch < 2.7.1, transformers
+< 5, numpy < 2.2). Their code works without the caps, but pip cannot override a package's requirements. So a wheel
+contains their modules, unchanged and with their licences (Apache 2.0), and declares their real requirements. The
+modules are inside our package, so installing or removing it leaves other releases of the environment alone. A .pth file
+makes them importable where no other release is installed; see import_hook.py.
 
-They are taken from this environment, if it has these releases and each file has the hash that its own record names;
-otherwise pip downloads them, and they must have the hashes in requirements/pinned.txt. An editable install brings
-neither: `make venv` and `uv sync` install the packages themselves.
+The modules are copied from this environment if it has these releases and every file matches the hash in its record.
+Otherwise pip downloads them and checks the hashes in requirements/pinned.txt. An editable install bundles nothing:
+`make venv` and `uv sync` install the packages themselves.
 """
 
 import base64
@@ -33,7 +33,7 @@ BUNDLED = {"mosaicml": "composer", "mosaicml-streaming": "streaming"}  # package
 
 
 class BuildWithLibraries(build_py):
-    """Also copies yamls/ and what stands in BUNDLED into the package, and puts the hook beside it."""
+    """Build the package, copy yamls/ and the packages of BUNDLED into it, and write the import hook next to it."""
 
     def run(self) -> None:
         super().run()
@@ -48,12 +48,12 @@ class BuildWithLibraries(build_py):
             versions[package] = pin["version"]
             _from_here(package, folder, pin["version"], bundled) or _from_index(package, folder, pin["text"], bundled)
         (bundled / "versions.json").write_text(json.dumps(versions, indent=1) + "\n", encoding="utf-8")
-        # by its path: the environment that builds may have a modernbert_train of its own
+        # by its path, since the building environment may have another modernbert_train installed
         runpy.run_path(str(ROOT / "modernbert_train/import_stubs.py"))["write_hook"](target)
 
 
 class SourceWithFiles(sdist):
-    """Also holds what building a wheel reads."""
+    """A source archive with the files that building a wheel reads."""
 
     def add_defaults(self) -> None:
         super().add_defaults()
@@ -62,6 +62,7 @@ class SourceWithFiles(sdist):
 
 
 def _pinned(package: str) -> dict[str, str]:
+    """Return the pinned version of a package, and its lines in pinned.txt with the hashes."""
     text = (ROOT / "requirements/pinned.txt").read_text(encoding="utf-8")
     found = re.search(rf"^{re.escape(package)}==(\S+) .*\n(?: .*\n?)+", text, re.MULTILINE)
     assert found is not None, f"requirements/pinned.txt: {package} is not in it"
@@ -69,6 +70,7 @@ def _pinned(package: str) -> dict[str, str]:
 
 
 def _from_here(package: str, folder: str, version: str, target: Path) -> bool:
+    """Copy a package from this environment; return False if it is absent, of another version or changed."""
     try:
         there = distribution(package)
     except PackageNotFoundError:
@@ -87,6 +89,7 @@ def _from_here(package: str, folder: str, version: str, target: Path) -> bool:
 
 
 def _from_index(package: str, folder: str, pin: str, target: Path) -> None:
+    """Download a package with pip, and copy it."""
     with tempfile.TemporaryDirectory() as scratch:
         wanted = Path(scratch, "wanted.txt")
         wanted.write_text(pin, encoding="utf-8")
@@ -94,8 +97,8 @@ def _from_index(package: str, folder: str, pin: str, target: Path) -> None:
         done = subprocess.run([sys.executable, "-m", "pip", "download", "-q", *options], check=False)
         if done.returncode != 0:
             raise SystemExit(
-                f"{package}: could not be downloaded, see above, and a wheel brings it along. Build where pip reaches "
-                "its index, or in an environment made by `make venv`, with --no-build-isolation."
+                f"{package}: could not be downloaded (see above), and a wheel contains it. Build where pip reaches its "
+                "index, or in an environment made by `make venv`, with --no-build-isolation."
             )
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
@@ -106,6 +109,7 @@ def _from_index(package: str, folder: str, pin: str, target: Path) -> None:
 
 
 def _belongs(name: str, folder: str) -> bool:
+    """Return True for the modules of a package and for its licences."""
     licence = re.search(r"\.dist-info/(licenses/)?(LICENSE|NOTICE)[^/]*$", name)
     return (name.startswith(f"{folder}/") and not name.endswith(".pyc")) or licence is not None
 

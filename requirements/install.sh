@@ -1,17 +1,17 @@
 #!/bin/sh
-# Makes, mends or updates the Python environment of this project:  sh requirements/install.sh VENV
+# Create, repair or update the Python environment of this project:  sh requirements/install.sh VENV
 #
-# torch first, then the pinned list with its hashes, then the project itself, editable, and what lets every program of the
-# environment import Composer. A mark inside VENV holds the sum of what went in, so that a second call ends at once; while
-# an install is under way it says "unfinished", and an environment found so is emptied and made again, because no
-# installer can tell which packages a kill left half written.
+# It installs torch, then the pinned list with its hashes, then the project (editable), then the hook with which every
+# program of the environment can import Composer. A mark file in VENV has the hash of these inputs, so a second call ends
+# at once. During an install the mark is "unfinished"; an environment with that mark is emptied and created again,
+# because no installer can tell which packages a kill left half written.
 #
-#   PYTHON              the Python to build on; default: the first one found from 3.11 to 3.13
+#   PYTHON              the Python to use; default: the first one found from 3.11 to 3.13
 #   MODERNBERT_TORCH    the torch to install; default torch==2.13.0
-#   MODERNBERT_LIST     the list to install, beside this file; default pinned.txt; image.txt has no developers' tools
+#   MODERNBERT_LIST     the list to install, in this folder; default pinned.txt; image.txt lacks developers' tools
 #
-# Where only this folder is there yet, and not the project around it, all but the project is installed; a later call
-# adds it. So an image keeps its packages when nothing but the project changes.
+# If this folder is without the project around it, everything but the project is installed; a later call adds the
+# project. So the layer of packages in an image is reused when only the project changes.
 set -eu
 
 venv=${1:?"give the folder of the environment: sh requirements/install.sh .venv"}
@@ -34,8 +34,8 @@ find_python() {
     exit 1
 }
 
-# A user who told pip where packages are, and a machine with a GPU, get what plain pip gives. Elsewhere pip would fetch
-# gigabytes of CUDA libraries for nothing; uv knows where the CPU builds are.
+# Use plain pip if pip is configured with an index or links, or if the machine has a GPU. Elsewhere pip would download
+# gigabytes of CUDA libraries that nothing uses; uv knows the index of the CPU builds.
 wants_cpu_torch() {
     ! nvidia-smi >/dev/null 2>&1 && [ -z "${NVIDIA_VISIBLE_DEVICES:-}" ] &&
         ! "$python" -m pip config list | grep -E '(find.links|index.url)' >/dev/null
@@ -51,7 +51,7 @@ install_torch() {
 
 mkdir -p "$venv"
 exec 9<"$venv"
-if command -v flock >/dev/null; then flock 9; fi # of two calls at once the second waits, and finds the work done
+if command -v flock >/dev/null; then flock 9; fi # a second call at the same time waits, and finds the environment ready
 
 project=
 if [ -e "$root/pyproject.toml" ]; then project=$root; fi
@@ -60,14 +60,14 @@ have=$(cat "$mark" 2>/dev/null || true)
 if [ "$have" = "$want" ] && "$python" -c '' 2>/dev/null; then exit 0; fi
 
 if [ "$have" = unfinished ]; then
-    echo "$venv: the last install did not finish; making it again"
+    echo "$venv: the last install did not finish; creating it again"
     "$(find_python)" -m venv --clear "$venv"
 elif ! "$python" -m pip --version >/dev/null 2>&1; then
     base=$(find_python)
     echo unfinished >"$mark"
     "$base" -m venv "$venv"
 elif [ -z "$have" ]; then
-    echo "$venv: made by someone else; installing into it, and never emptying it"
+    echo "$venv: created by another program; installing into it, and never emptying it"
     mark=/dev/null
 fi
 echo unfinished >"$mark"
@@ -75,6 +75,6 @@ install_torch
 "$python" -m pip install --no-deps --require-hashes -r "$list"
 if [ -n "$project" ]; then
     "$python" -m pip install --no-deps --no-build-isolation -e "$project"
-    "$python" -m modernbert_train.import_stubs --environment # `import composer` works in a user's own files too
+    "$python" -m modernbert_train.import_stubs --environment # users' files can `import composer` too
 fi
 echo "$want" >"$venv/.modernbert-train"

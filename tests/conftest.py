@@ -12,7 +12,7 @@ import pytest
 from tests.support.tiny_run import RANK_VARIABLES, TINY_YAML, TinyRun, make_tiny_data
 
 
-@pytest.hookimpl(optionalhook=True)  # the environment of `make test-cuda` has no xdist
+@pytest.hookimpl(optionalhook=True)  # the environment of `make test-cuda` lacks xdist
 def pytest_xdist_auto_num_workers() -> int:
     """Return what `-n logical` starts: tests that start processes wait half of their time, so two a core."""
     return 2 * (os.cpu_count() or 1)

@@ -1,11 +1,11 @@
 #!/bin/sh
-# The quick tests under each supported Python, or under PYTHONS, that VENV is not made of:  sh tests/other_pythons.sh VENV
-# They take the CUDA build of torch, with or without a GPU; each has an environment beside VENV, of 8 GB. A Python that
-# this machine does not have is named, and only a test or an install that fails makes this fail.
+# Run the quick tests under each supported Python (or those of PYTHONS) except VENV's:  sh tests/other_pythons.sh VENV
+# They use the CUDA build of torch, with or without a GPU. Each Python gets an environment of 8 GB next to VENV. A Python
+# that is not installed is reported and skipped; a failing install or test fails this script.
 set -eu
 cd "$(dirname "$0")/.."
 venv=${1:?"give the folder of the environment: sh tests/other_pythons.sh .venv"}
-# === takes no build for CPUs, which == would
+# === excludes the CPU build, which == accepts
 export MODERNBERT_TORCH="${MODERNBERT_TORCH:-torch===2.13.0}"
 
 is_version() { # PYTHON VERSION
@@ -20,11 +20,11 @@ for version in ${PYTHONS:-3.11 3.12 3.13}; do
         if [ -z "$found" ] && is_version "$python" "$version"; then found=$python; fi
     done
     if [ -z "$found" ]; then
-        echo "test-pythons: no Python $version here, so nothing is tested with it"
+        echo "test-pythons: Python $version is not installed, so it is not tested"
         continue
     fi
     there="$there $version"
-    # all at once, since an install has one core busy; plain pip brings CUDA
+    # in parallel, since an install uses one core; plain pip installs CUDA
     PYTHON=$found PIP_QUIET=1 NVIDIA_VISIBLE_DEVICES="${NVIDIA_VISIBLE_DEVICES:-none}" make venv VENV=".venv-$version" &
 done
 wait
@@ -32,7 +32,7 @@ wait
 failed=
 for version in $there; do
     echo "test-pythons: Python $version"
-    make test-quick VENV=".venv-$version" || failed="$failed $version" # makes again what could not be installed
+    make test-quick VENV=".venv-$version" || failed="$failed $version" # repeats an install that failed
 done
 if [ -n "$failed" ]; then
     echo "test-pythons: failed with Python$failed" >&2

@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 
 WORDS = tomllib.loads((ROOT / "tests/words.toml").read_text(encoding="utf-8"))
 FOUND = re.compile("|".join(rf"\b{phrase}" for phrase in WORDS["never"]), re.IGNORECASE)
-TOPS = ("modernbert_train", "data_prep", "launch", "examples", "benchmarks", "tests")
+TOPS = ("modernbert_train", "data_prep", "launch", "examples", "benchmarks", "requirements", "tests")
 OTHERS = [ROOT / name for name in ("README.md", "benchmarks/README.md", "requirements/README.md")]
 
 
@@ -90,7 +90,7 @@ def rate(files: list[Path]) -> float:
 def test_the_count_sees_a_riddle_and_passes_plain_words(tmp_path: Path) -> None:
     """A pattern that matches nothing would let every text pass."""
     file = tmp_path / "riddle.md"
-    file.write_text("What it comes to. That of the others is told to whoever asked.", encoding="utf-8")
+    file.write_text(WORDS["riddle"], encoding="utf-8")
     assert rate([file]) > 100
     file.write_text("The sum of the losses. Raise ValueError for an unknown name.", encoding="utf-8")
     assert rate([file]) == 0

@@ -16,7 +16,7 @@ $own
 cd $folder || exit 74
 $setup
 
-# which machines failed, a line for each fault; the launchers write the one that they blame beside it
+# one line per fault with the machine that failed; the launchers write the machine that they blame to FAULTS.last
 faults="$$PWD/$$SLURM_JOB_NAME-$$SLURM_JOB_ID.faults"
 export MODERNBERT_TRAIN_BLAMED="$$faults.last"
 
@@ -24,18 +24,18 @@ srun $wait--cpus-per-task=$cpus $start
 code=$$?
 
 again() {
-    trap '' TERM # which a requeue sends here too, and only a job that waits can be told which machines to leave out
+    trap '' TERM # scontrol requeue sends it here too; only a pending job accepts a list of excluded machines
     scontrol requeue "$$SLURM_JOB_ID" || exit "$$code"
-    # an update replaces the list, in which --exclude of the job stands too
-    told=$$(scontrol show job "$$SLURM_JOB_ID" | sed -n 's/.*ExcNodeList=\([^ (]*\).*/\1/p')
-    without=$$({ echo "$$told"; awk '{ print $$2 }' "$$faults"; } | sed '/^$$/d' | sort -u | paste -sd, -)
+    # an update replaces the whole list, which includes the job's --exclude
+    excluded=$$(scontrol show job "$$SLURM_JOB_ID" | sed -n 's/.*ExcNodeList=\([^ (]*\).*/\1/p')
+    without=$$({ echo "$$excluded"; awk '{ print $$2 }' "$$faults"; } | sed '/^$$/d' | sort -u | paste -sd, -)
     [ -z "$$without" ] || scontrol update JobId="$$SLURM_JOB_ID" ExcNodeList="$$without"
     exit 0
 }
 
-# 75: saved before the time limit, by the launcher's own clock: Slurm 22.05 signals a requeued job no second time.
-# 70, 124, 137: a process, a GPU or a machine was lost. Starts again without the machine that is blamed, $retries times in a
-# row. Any other failure stays: bad data (65) or a wrong configuration (78) would only fail again.
+# 75: saved before the time limit, by the launcher's clock, since Slurm 22.05 does not signal a requeued job again.
+# 70, 124, 137: a process, a GPU or a machine was lost. Requeue without the blamed machine, at most $retries times in a
+# row. Other failures are final: bad data (65) or a wrong configuration (78) would fail again.
 case "$$code" in
 75)
     echo 75 >> "$$faults"
