@@ -32,9 +32,9 @@ from modernbert_train.config.tools.retrieval import RetrievalConfig
 from modernbert_train.config.tools.sweep import SweepConfig
 from modernbert_train.errors import ConfigError
 from tests.docs.figures import FIGURES, RACE, Figure, pattern_of, race_picture
-from tests.support.page_texts import _texts
 from tests.support.pages import PAGES, blocks, commands
 from tests.support.paths import ROOT
+from tests.support.program_texts import texts_of
 
 NEEDY = [command for page in PAGES for command in commands(page) if command.needs == "GPUs"]
 
@@ -120,7 +120,7 @@ def quoted_errors() -> list[str]:
 def test_every_error_that_is_quoted_is_reported_by_the_program() -> None:
     """Users search the page for the words on the screen. `...` is any text; the rest must be in one file."""
     files = [path for top in ("modernbert_train", "launch", "data_prep") for path in (ROOT / top).rglob("*.py")]
-    said = {path: "\n".join(_texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
+    said = {path: "\n".join(texts_of(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
     assert len(quoted_errors()) > 45
     for quote in quoted_errors():
         parts = [part.strip() for part in quote.split("...") if len(part.strip()) > 2]

@@ -20,6 +20,7 @@ from modernbert_train.config.plugins import Rows
 from modernbert_train.evaluate.evaluators import EVALUATORS
 from modernbert_train.models.build import ENCODERS, HEADS
 from modernbert_train.objectives import OBJECTIVES
+from tests.support.bounds import MAX_MODULES
 from tests.support.packages import PACKAGES
 from tests.support.paths import ROOT
 
@@ -299,7 +300,6 @@ def test_a_forbidden_import_is_found_with_its_line(path: str, line: str, message
 
 MAX_FILES = 189  # that `train` is imported with; the hook of imports loads one more
 WHOLE = "RunConfig"
-MAX_MODULES = 14  # that get the whole run between the call of `train` and the first step
 Node = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.cli.verbs import VERBS, help_page, make_parser
-from tests.support.page_texts import _texts
 from tests.support.pages import PAGES
 from tests.support.paths import ROOT
+from tests.support.program_texts import texts_of
 
 WORDS = tomllib.loads((ROOT / "tests/words.toml").read_text(encoding="utf-8"))
 FOUND = re.compile("|".join(rf"\b{phrase}" for phrase in WORDS["never"]), re.IGNORECASE)
@@ -42,7 +42,7 @@ def test_help_is_in_the_words_of_the_field() -> None:
 @pytest.mark.runs
 def test_messages_are_in_the_words_of_the_field() -> None:
     files = [path for top in ("modernbert_train", "launch", "data_prep") for path in sorted((ROOT / top).rglob("*.py"))]
-    said = {path: "\n\n".join(_texts(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
+    said = {path: "\n\n".join(texts_of(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
     assert {str(path.relative_to(ROOT)): found for path in files if (found := strange(said[path]))} == {}
 
 
@@ -125,7 +125,7 @@ def test_nothing_that_is_installed_names_a_script_of_a_checkout() -> None:
     assert scripts("error: run `make venv`") and scripts("python launch/run.py RUN.yaml") and not scripts("make it")
     files = [path for top in ("modernbert_train", "launch", "data_prep") for path in sorted((ROOT / top).rglob("*.py"))]
     messages = {
-        str(path.relative_to(ROOT)): "\n".join(_texts(ast.parse(path.read_text(encoding="utf-8"))))
+        str(path.relative_to(ROOT)): "\n".join(texts_of(ast.parse(path.read_text(encoding="utf-8"))))
         for path in files
         if path != ROOT / "launch/render.py"
     }

@@ -29,8 +29,8 @@ from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLIS
 from modernbert_train.plan.speed_settings import SLOWER as WITHOUT_FAST_SETTINGS
 from modernbert_train.train.silent_faults import SLOWER, STEPS
 from tests.curves.curves import read_recorded
+from tests.support.bounds import MAX_MODULES
 from tests.support.paths import ROOT
-from tests.test_imports import MAX_MODULES
 
 NUMBERS = ("six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen")  # from 6
 

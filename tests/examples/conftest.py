@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-from tests.evaluate.finetune.conftest import models, one_thread, tokenizer  # noqa: F401
+from tests.support.finetuning_fixtures import models, one_thread, tokenizer
+
+__all__ = ["models", "one_thread", "tokenizer"]

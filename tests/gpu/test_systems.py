@@ -20,7 +20,7 @@ from tests.support.tiny_run import TinyRun
 pytestmark = [*GPU_TEST, pytest.mark.timeout(280)]
 
 from modernbert_train.__main__ import main
-from tests.contrastive.conftest import contrastive_run, pairs
+from tests.support.contrastive_fixtures import contrastive_run, pairs
 from tests.support.pairs import ContrastiveRun
 
 __all__ = ["contrastive_run", "pairs"]

@@ -1,4 +1,4 @@
-"""Texts of the pages."""
+"""Texts in programs: messages, help and names, without docstrings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 
-def _texts(tree: ast.AST) -> Iterator[str]:
-    """Every text in a program without docstrings; a value in an f-string is left out."""
+def texts_of(tree: ast.AST) -> Iterator[str]:
+    """Yield every text in a program except docstrings; the values in an f-string are left out."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
