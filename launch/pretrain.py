@@ -421,7 +421,8 @@ def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
         yield "", f"more than {MAX_PASSES} passes: repeats teach less and less. More text would be better"
     if hours and (speed := record.get("speed")) and config.total_tokens < 0.7 * 3600 * hours * speed:
         most = duration(config.total_tokens / speed)
-        yield "", f"the text is enough for {most} of the {hours:g} hours; more of it would make a better model"
+        asked = f"{hours:g} hour{'' if hours == 1 else 's'}"
+        yield "", f"the text is enough for {most} of {asked}; more of it would make a better model"
     if (expected := _expected(place)) is not None:
         yield "loss", f"held out {expected}; unigram {record['unigram_loss']:.2f}"
     if device.gpus:

@@ -230,8 +230,9 @@ FIGURES = (
     Figure("faults survived", drill(1), ((README, "RESULTS.md#drill) {} were survived"),)),
     Figure("faults refused", drill(2), ((README, "were survived, {} refused clearly"),)),
     Figure("faults lost", drill(3), ((README, "refused clearly, and {} lost"),)),
-    Figure("plan of pretrain", measured(r"```text\n(  text[^`]+)```", "docs/tasks/laptop.md"), (
-        (README, "asks, and trains:\n\n```text\n{}```\n\nThe result"),)),
+    Figure("plan of pretrain", measured(r"```text\n(  text[^`]+)```"), (
+        (README, "asks, and trains:\n\n```text\n{}```\n\nThe result"),
+        ("docs/tasks/laptop.md", "draws the report.\n\n```text\n{}```\n\n**How long.**"))),
     Figure("end of the quickstart", measured(r"```text\n(Done\.\n[^`]+)```"), (
         (README, "The end of its output:\n\n```text\n{}```\n\n## Your own text"),)),
     Figure("retrieval before", rounded(r"docs_search nDCG@10 ([\d.]+) and"), (
