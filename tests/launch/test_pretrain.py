@@ -145,7 +145,8 @@ def test_hours_say_how_many_tokens_there_are_time_for(folder: Path, capsys: pyte
     pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
     assert load_run(["pretrained/texts/run.yaml"]).total_tokens == pytest.approx(324_000, abs=2_000)
     said = pretrain(capsys, "texts", "--hours", "50", "--dry-run")  # nothing has run yet, so the plan may change
-    assert "the text is enough for" in said and "4 passes" in said
+    assert "the text is enough for" in said and "of 50 hours; more" in said and "4 passes" in said
+    assert "of 1 hour; more" in pretrain(capsys, "texts", "--hours", "1", "--dry-run")
     said = pretrain(capsys, "texts", "--hours", "0.001", "--dry-run", code=78)
     assert "Give at least --hours 0.03" in said
     pretrain(capsys, "texts", "--hours", "0.03", "--dry-run")
