@@ -76,7 +76,7 @@ def train(config: RunConfig, compute: Compute) -> None:
     facts, clock = check_data(config), Clock.of(config)
     objective_of = partial(build_objective, vocabulary=facts.vocabulary)
     loader = open_path(config.data, config.seed, clock, facts, objective_of).loader(rank, ranks)
-    texts = HeldOutTexts(config.data, config.eval, config.phases, config.model.vocab_size, facts)
+    texts = HeldOutTexts(config.data, config.eval, clock, config.model.vocab_size, facts)
     validation = texts.validation() if config.data.validation is not None else None
     model, trained = placed_model(config, compute.device, ranks)
     optimizer = build_optimizer(config.optim, model)
