@@ -25,7 +25,7 @@ from modernbert_train.evaluate.suite.efficiency import draw
 from modernbert_train.evaluate.suite.plan import Plan, read_suite
 from modernbert_train.weights.names import NamedModel
 from tests.support import fake_runs
-from tests.support.beir import WriteBeir
+from tests.support.beir import WriteBeir, recipe
 from tests.support.fake_runs import starts
 from tests.support.labelled import WriteTask
 
@@ -752,6 +752,35 @@ def test_bm25_is_a_row_beside_encoders(write_suite: WriteSuite, write_beir: Writ
     assert row["model"] == "bm25" and found["mean"] == 1
     assert "| bm25 | not run | 100.00 (1) |" in (tmp_path / "out/table.md").read_text()
     assert tone["mean"] is None and "not run: bm25 has no weights to train" in tone["failed"][0]
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_figures_of_retrieval_on_changed_files_are_refused(
+    write_suite: WriteSuite,
+    models: dict[str, Path],
+    toy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The table would show the figures of files that are no longer there."""
+    made = recipe(tmp_path, toy, epochs=1)
+    keys = {"keys": {"device": "cpu", "max_tokens": 32}}
+    suite = write_suite({"toy": {"beir": str(toy), **keys}, "pairs": {"retrieval": made, **keys}}, seeds=[1])
+    rows = ("bm25", models["modernbert"])
+    before = run(suite, tmp_path / "out", *rows)
+    assert run(suite, tmp_path / "out", *rows) == before
+    capsys.readouterr()
+    for name, runs in (("test", 3), ("train", 1)):  # bm25 and the model on the set, and the model that was trained
+        file = toy / "qrels" / f"{name}.tsv"
+        there = file.read_text(encoding="utf-8")
+        file.write_text(there.replace("\td", "\td1", 3), encoding="utf-8")
+        run(suite, tmp_path / "out", *rows, code=78)
+        error = capsys.readouterr().err
+        assert error.count(f"{file} has changed since") == runs
+        assert "Restore them, name another folder, or remove these." in error
+        file.write_text(there, encoding="utf-8")
+    assert run(suite, tmp_path / "out", *rows) == before
 
 
 def test_texts_to_measure_on_are_as_long_as_they_say() -> None:
