@@ -22,6 +22,7 @@ from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, ea
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError, RunError
+from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.task import (
     FROZEN,
@@ -161,6 +162,9 @@ class Plan:
         ):
             if value is not None and value not in known:
                 yield f"{key}={value}: is not measured. Choose from {', '.join(known)}."
+        for file, part in task.submit.items() if config is not None else ():
+            kind = kind_of(config.kind)
+            yield from (f"submit.{file}.{problem}" for problem in kind.submit_problems(part, config.labels))
         if not splits:
             yield f"{task.what}: nothing to measure on. Name BEIR folders in keys: {{evaluate: {{NAME: FOLDER}}}}."
 

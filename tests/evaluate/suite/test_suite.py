@@ -26,7 +26,7 @@ from modernbert_train.evaluate.suite.plan import Plan, read_suite
 from modernbert_train.weights.names import NamedModel
 from tests.support import fake_runs
 from tests.support.beir import WriteBeir, recipe
-from tests.support.fake_runs import starts
+from tests.support.fake_runs import figure_of, starts
 from tests.support.labelled import WriteTask
 
 YAMLS = Path(__file__).parents[3] / "yamls"
@@ -529,22 +529,72 @@ def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
     """GLUE's form, a line for each text: names of classes, their numbers, or scores within bounds."""
-    parts = {"Names": {"split": "x"}, "Numbers": {"split": "x", "labels": ["down", "up"]}}
-    parts["Scores"] = {"split": "ax/y", "between": [0, 5]}
-    suite, out = write_suite({"tone": {"choices": {"lr": [1e-3, 2e-3]}, "submit": parts}}), tmp_path / "out"
+    parts = {"Names": {"split": "x"}, "Numbers": {"split": "x", "labels": ["up", "down"]}}
+    scores = {"Scores": {"split": "ax/y", "between": [0, 5]}, "Plain": {"split": "ax/y"}}
+    choices = {"choices": {"lr": [1e-3, 2e-3]}}
+    tasks = {
+        "tone": {"submit": parts, **choices},
+        "grade": {"submit": scores, "keys": {"kind": "regression"}, **choices},
+    }
+    suite, out = write_suite(tasks), tmp_path / "out"
     plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, out, ())
-    for cell in plan.cells(["tone"], choosing=True):
-        told = [("x", "up"), ("x", None), ("x", "down"), ("ax-y", 5.25), ("ax-y", 1.23456), ("ax-y", None)]
-        lines = [{"split": split, "prediction": each, "scores": each and {"down": 0.5}} for split, each in told]
-        lines[0]["scores"] = {cell.name: 1.0, "up": 0.5}  # for an empty text the first class, which here names the run
+    for cell in plan.cells([*tasks], choosing=True):
+        told = [("x", "up"), ("x", None), ("x", "down"), ("ax-y", 5.25), ("ax-y", figure_of(cell.name)), ("ax-y", None)]
+        lines = [{"split": split, "prediction": each} for split, each in told]
         (out / cell.name).mkdir(parents=True)
         (out / cell.name / "submission.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (cell,) = run(suite, out, fakes[0])["rows"][0]["cells"]
-    best = max((each for each in cell["runs"] if each["choice"] == cell["chosen"]), key=lambda each: each["value"])
-    files = {name: (out / "submission" / "one" / f"{name}.tsv").read_text() for name in parts}
-    assert files["Names"] == f"index\tprediction\n0\tup\n1\t{best['run']}\n2\tdown\n"
-    assert files["Numbers"] == "index\tprediction\n0\t1\n1\t0\n2\t0\n"
-    assert files["Scores"] == "index\tprediction\n0\t5.000\n1\t1.235\n2\t0.000\n"
+    cells = run(suite, out, fakes[0])["rows"][0]["cells"]
+    files = {name: (out / "submission" / "one" / f"{name}.tsv").read_text() for name in parts | scores}
+    assert files["Names"] == "index\tprediction\n0\tup\n1\tdown\n2\tdown\n"  # an empty text has the first class
+    assert files["Numbers"] == "index\tprediction\n0\t0\n1\t1\n2\t1\n"
+    best = max(each["value"] for each in cells[1]["runs"] if each["choice"] == cells[1]["chosen"])
+    assert files["Scores"] == f"index\tprediction\n0\t5.000\n1\t{best:.3f}\n2\t0.000\n"
+    assert files["Plain"] == f"index\tprediction\n0\t5.25\n1\t{best:g}\n2\t0\n"
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("keys", "part", "message"),
+    [
+        ({"labels": ["neg", "pos"]}, {"labels": ["negative", "positive"]}, "the classes are neg, pos. Name each once"),
+        ({"labels": ["neg", "pos"]}, {"labels": ["neg"]}, "labels=['neg']: the classes are neg, pos"),
+        ({"labels": ["a\tb", "c"]}, {}, "has a tab or line break"),
+        ({}, {"between": [0, 1]}, "between=[0.0, 1.0]: bounds a score, and the task has classes"),
+        ({"kind": "regression"}, {"labels": ["a"]}, "labels=['a']: number classes, and the task has a score"),
+        ({"kind": "multi-label", "metrics": ["micro_f1"]}, {}, "this kind of task has neither"),
+        ({"kind": "tokens", "metrics": ["accuracy"]}, {}, "this kind of task has neither"),
+        (
+            {"kind": "question-answering", "text_columns": ["a", "b"], "overlap_tokens": 8},
+            {},
+            "this kind of task has neither",
+        ),
+    ],
+)
+def test_a_file_that_a_test_server_would_not_understand_is_refused(
+    write_suite: WriteSuite,
+    keys: dict[str, Any],
+    part: dict[str, Any],
+    message: str,
+    fakes: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every line of it was wrong, after all runs and without a word."""
+    suite = write_suite({"tone": {"keys": keys, "submit": {"x": {"split": "test", **part}}}})
+    for words in (["--dry-run"], []):
+        assert main(["eval", str(fakes[0]), "--suite", str(suite), "--out", str(tmp_path / "out"), *words]) == 78
+        error = capsys.readouterr().err
+        assert "tasks.tone.submit.x." in error and message in error
+
+
+@pytest.mark.runs
+def test_numbers_of_classes_that_only_the_data_names_are_compared_with_them(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """A task without `labels` has its classes from its texts, so they are known after the run."""
+    suite = write_suite({"tone": {"submit": {"x": {"split": "x", "labels": ["bad", "good"]}}}})
+    table = run(suite, tmp_path / "out", fakes[0], code=78)
+    assert "labels=['bad', 'good']: the classes are down, up. Name each once" in table["notes"][0]
 
 
 @pytest.mark.runs
