@@ -127,7 +127,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "run":
         sys.exit(run(*sys.argv[2:]))
     if sys.argv[1] == "predicted":
-        sys.exit(predicted())
+        from modernbert_train.errors import exit_code_of
+
+        sys.exit(exit_code_of(predicted))
     install()
     from modernbert_train.__main__ import program
 

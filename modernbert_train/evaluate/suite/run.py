@@ -15,7 +15,7 @@ from modernbert_train.evaluate.retrieval.bm25 import BM25
 from modernbert_train.evaluate.suite.cells import Cell, Failures, changed_since, forget, read_failures, run_cells
 from modernbert_train.evaluate.suite.data import missing_data
 from modernbert_train.evaluate.suite.efficiency import speeds
-from modernbert_train.evaluate.suite.formats import as_markdown
+from modernbert_train.evaluate.suite.formats import Table, as_markdown
 from modernbert_train.evaluate.suite.gather import FOLDERS, gather
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.submission import submissions
@@ -89,10 +89,12 @@ def finetune_many(
 
 
 def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
-    stopped = False
+    stopped, left_out = False, list[str]()
 
-    def draw() -> None:
-        write_suite(out, make_table(plan, lost_parts(plan)))
+    def draw() -> Table:
+        table = make_table(plan, lost_parts(plan), left_out)
+        write_suite(out, table)
+        return table
 
     def start(cells: Sequence[Cell], jobs: int | None, *, parts: bool) -> None:
         nonlocal stopped
@@ -113,15 +115,14 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
                 start(list(plan.cells(names, choosing=choosing)), jobs, parts=False)
         start([*speeds(plan).values()], 1, parts=True)
         start([*submissions(plan).values()], jobs, parts=True)
-        gather(plan)
-        draw()
-    lost = lost_parts(plan)
-    print(as_markdown(make_table(plan, lost)), end="")
+        left_out = gather(plan)
+        table = draw()
+    print(as_markdown(table), end="")
     print(f"table: {', '.join(f'{out}/{name}' for name in (*FORMS, TABLE))}; picture: {out}/{PICTURE}")
     for folder, use in FOLDERS.items():
         if any((out / folder).glob("*/*")):
             print(f"{use}: {out}/{folder}")
-    raise_failures(plan.missed() | lost, out, stopped=stopped)
+    raise_failures(plan.missed() | lost_parts(plan), out, stopped=stopped)
 
 
 def lost_parts(plan: Plan) -> Failures:

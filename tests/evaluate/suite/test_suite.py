@@ -495,14 +495,17 @@ def test_a_table_for_a_paper_and_one_for_a_spreadsheet(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
     """The best of a column is bold, spread and seeds are named, published rows keep their source; seed 0 is a seed."""
-    odd = tmp_path / "=50%_&#"
-    odd.mkdir()
+    odd = [tmp_path / "=50%_&#", tmp_path / "[ours]", tmp_path / "*"]
+    for each in odd:
+        each.mkdir()
     more = {"published": {"theirs": {"source": "arXiv 1", "figures": {"tone": 99.994}}}, "groups": {"all": ["tone"]}}
-    table = run(write_suite({"tone": {}, "other": {}}, **more), tmp_path / "out", odd, fakes[0], "--seeds", 0, 1)
+    table = run(write_suite({"tone": {}, "other": {}}, **more), tmp_path / "out", *odd, fakes[0], "--seeds", 0, 1)
     latex = (tmp_path / "out/table.tex").read_text()
     assert r"\toprule" in latex and "sample standard deviation over seeds (number of seeds)" in latex
     rows = [line for line in latex.splitlines() if line.endswith(r"\\") and line.split(" & ")[0] != "Model"]
-    assert [row.split(" & ")[0] for row in rows] == [r"=50\%\_\&\#", "one", "theirs (published)"]
+    # {}: \midrule and \\ would take a bracket or a star after them as their own
+    names = [r"{}=50\%\_\&\#", "{}[ours]", "{}*", "{}one", "{}theirs (published)"]
+    assert [row.split(" & ")[0] for row in rows] == names
     for place in range(2):
         means = [row["cells"][place]["mean"] if row["cells"][place] else 0 for row in table["rows"]]
         bold = [r"\textbf" in row.split(" & ")[place + 1] for row in rows]
@@ -512,7 +515,7 @@ def test_a_table_for_a_paper_and_one_for_a_spreadsheet(
     assert "arXiv 1. Not run here." in latex
     with (tmp_path / "out/table.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert len(lines) == 9 and lines[0]["model"] == "'=50%_&#" and lines[0]["of_seeds"] == "2"
+    assert len(lines) == 15 and lines[0]["model"] == "'=50%_&#" and lines[0]["of_seeds"] == "2"
     assert float(lines[4]["mean"]) == cell["mean"] and lines[-1]["source"] == "arXiv 1"
 
 
