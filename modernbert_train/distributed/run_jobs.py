@@ -206,6 +206,8 @@ def raise_failures(
     out: Path | None = None,
     *,
     stopped: bool = False,
+    counted: str | None = None,
+    remedy: str = "Add --retry to repeat what failed",
 ) -> None:
     """Raise the error that the program ends with: 75 after a stop, else the code of the first failure.
 
@@ -213,6 +215,8 @@ def raise_failures(
         failed: by name.
         out: folder of the runs, named after a stop.
         stopped: True after a stop.
+        counted: the number of failures in words; None: as runs.
+        remedy: how to repeat them.
 
     Raises:
         StoppedEarly: a signal came, and the runs have saved.
@@ -226,7 +230,7 @@ def raise_failures(
     ]
     message = ""
     if lines:
-        head = f"{plural(len(failed), 'run')} failed; all others are kept. Add --retry to repeat what failed:"
+        head = f"{counted or plural(len(failed), 'run')} failed; all others are kept. {remedy}:"
         message = "\n".join([head, *lines])
     if stopped:
         raise StoppedEarly("\n".join(filter(None, [f"{out}: stopped. The same command resumes.", message])))

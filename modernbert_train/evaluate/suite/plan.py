@@ -150,7 +150,9 @@ class Plan:
                 read = self._read_recipe if task.finetune is None else self._read_task
                 self._check_run(tuple(read(self._what(task), self._words(name, choice))[1]), tuple(self.models))
         if (config := self.finetuned(name)) is not None:
-            splits, metrics = list(config.validation), config.measured
+            splits, metrics, kind = list(config.validation), config.measured, kind_of(config.kind)
+            for file, part in task.submit.items():
+                yield from (f"submit.{file}.{problem}" for problem in kind.submit_problems(part, config.labels))
         elif task.mteb is not None:
             splits, metrics = [str(task.mteb)], [MAIN_SCORE]
         else:
@@ -162,9 +164,6 @@ class Plan:
         ):
             if value is not None and value not in known:
                 yield f"{key}={value}: is not measured. Choose from {', '.join(known)}."
-        for file, part in task.submit.items() if config is not None else ():
-            kind = kind_of(config.kind)
-            yield from (f"submit.{file}.{problem}" for problem in kind.submit_problems(part, config.labels))
         if not splits:
             yield f"{task.what}: nothing to measure on. Name BEIR folders in keys: {{evaluate: {{NAME: FOLDER}}}}."
 

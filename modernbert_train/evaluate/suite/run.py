@@ -91,10 +91,11 @@ def finetune_many(
 def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
     stopped, left_out = False, list[str]()
 
-    def draw() -> Table:
-        table = make_table(plan, lost_parts(plan), left_out)
-        write_suite(out, table)
-        return table
+    def table() -> Table:
+        return make_table(plan, lost_parts(plan), left_out)
+
+    def draw() -> None:
+        write_suite(out, table())
 
     def start(cells: Sequence[Cell], jobs: int | None, *, parts: bool) -> None:
         nonlocal stopped
@@ -116,8 +117,8 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
         start([*speeds(plan).values()], 1, parts=True)
         start([*submissions(plan).values()], jobs, parts=True)
         left_out = gather(plan)
-        table = draw()
-    print(as_markdown(table), end="")
+        draw()
+    print(as_markdown(table()), end="")
     print(f"table: {', '.join(f'{out}/{name}' for name in (*FORMS, TABLE))}; picture: {out}/{PICTURE}")
     for folder, use in FOLDERS.items():
         if any((out / folder).glob("*/*")):
