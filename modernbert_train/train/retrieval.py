@@ -69,7 +69,7 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
         files = hashed(_files_of_pairs(recipe)) if speaks_for_all() else {}  # now: after hours there may be others
         files |= {name: file for each in recipe.sets for name, file in each.files.items()}
         run = _run(recipe, source, card, max_tokens)
-        with in_words_of(_as_typed(recipe, folder / PAIRS)):
+        with in_words_of(_advice_as_typed(recipe)):
             train(run)
         if not speaks_for_all():
             return None
@@ -208,22 +208,27 @@ def _write_spec(recipe: Recipe, max_tokens: int, home: Path) -> Path:
 
 
 def _as_typed(recipe: Recipe, home: Path) -> Iterator[tuple[str, str]]:
-    """Yield keys and advice in errors of `prepare` and `train` with what a recipe has in their place.
-
-    See `in_words_of`.
-    """
+    """Yield keys and advice in errors of `prepare` with what a recipe has in their place; see `in_words_of`."""
     correct = r" Fix or remove it, or set on_error=skip to drop and count damaged documents\."
     columns = "query_column, positive_column or negative_columns"
     yield rf"(no column .*\.){correct}", rf"\1 Set {columns} to columns that are there."
     yield correct, " Correct it, or remove it; text that is not UTF-8: iconv -f ENCODING -t UTF-8."
     yield r" To drop these documents, set \S+ to the share that may be dropped\.", ""
+    yield from _advice_as_typed(recipe)
+    for name, source in _sources(recipe, home):
+        yield rf"sources\.{name}:", source["path"].replace("\\", r"\\") + ":"
+
+
+def _advice_as_typed(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield advice in errors of `prepare` and `train` with what a recipe has in its place; reads no texts."""
     another = f"Name another run with name=, or remove {recipe.folder}.".replace("\\", r"\\")
     yield r"\bout=(.*?: (?:holds|exists and) )", r"\1"
     yield r"(Replace it|Discard it) with --overwrite, or give another folder with out=\.\.\.", another
-    yield r"--overwrite writes the dataset again\.", another
+    yield r"Give another folder with out=\.\.\., or remove it yourself\.", another
+    yield r"(--overwrite writes the dataset again|Prepare the data again with --overwrite)\.", another
+    yield r"prepare the data again with `prepare --overwrite`\.", f"n{another[1:]}"
+    yield r"prepare the pairs again with a lower pairs\.max_tokens", "start another run with a lower max_tokens"
     yield r"Raise batch_rows\.", f"Raise batch_size={recipe.config.batch_size}."
-    for name, source in _sources(recipe, home):
-        yield rf"sources\.{name}:", source["path"].replace("\\", r"\\") + ":"
 
 
 def _sources(recipe: Recipe, home: Path) -> Iterator[tuple[str, dict[str, str]]]:
