@@ -117,8 +117,11 @@ def in_words_of(verb: Iterable[tuple[str, str]]) -> Iterator[None]:
         yield
     except RunError as error:
         text = str(error)
+        known = text
         for pattern, words in verb:
             text = re.sub(pattern, words, text)
+        if text == known:
+            raise
         raise type(error)(text) from None
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from modernbert_train.cli.arguments import MODEL, many_imports
 from modernbert_train.cli.parser import Call, positive, whole
 from modernbert_train.core.installed import YAMLS
-from modernbert_train.core.text import plural
-from modernbert_train.distributed.launched import from_launcher, refuse_ranks
-from modernbert_train.distributed.run_jobs import Failure, Failures, raise_failures
-from modernbert_train.errors import ConfigError, RunError, StoppedEarly
+from modernbert_train.distributed.launched import refuse_ranks
+from modernbert_train.errors import ConfigError
 
 
 def finetune(parser: argparse.ArgumentParser) -> Call:
@@ -23,7 +21,7 @@ def finetune(parser: argparse.ArgumentParser) -> Call:
     parser.add_argument("run", nargs="*", metavar="TASK [KEY=VALUE]", help=words)
     words = f"{MODEL}; each also as frozen:MODEL and untrained:MODEL"
     parser.add_argument("--model", nargs="+", required=True, metavar="MODEL", help=words)
-    words = "one run each, overriding seed=; the paper's are 1618 42 6033 3145"
+    words = "one run each, overriding seed=; several need --out; the paper's are 1618 42 6033 3145"
     parser.add_argument("--seeds", nargs="+", type=whole, metavar="N", help=words)
     words = "folder for many runs (every task with every model and seed) and their table"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=words)
@@ -65,10 +63,12 @@ def words_of(options: argparse.Namespace) -> tuple[list[str], list[str], list[st
 
 def _finetune(options: argparse.Namespace) -> None:
     tasks, models, overrides = words_of(options)
-    if options.out is None and (len(tasks) > 1 or len(models) > 1 or options.jobs):
+    seeds = list(dict.fromkeys(options.seeds or ()))
+    if options.out is None and (len(tasks) > 1 or len(models) > 1 or len(seeds) > 1 or options.jobs):
+        named = f" and seeds {' '.join(map(str, seeds))}" if len(seeds) > 1 else ""
         raise ConfigError(
-            f"finetune of {', '.join(tasks)} with {', '.join(models)}: several runs at a time need a folder for their "
-            "table. Add --out runs/judged; or name one task and one --model, without --jobs."
+            f"finetune of {', '.join(tasks)} with {', '.join(models)}{named}: several runs need a folder for their "
+            "table. Add --out runs/judged; or name one task, one --model and one seed, without --jobs."
         )
     if options.out is None and options.retry:
         raise ConfigError("--retry: is for many runs. Add --out, or start a single one again without it.")
@@ -82,23 +82,11 @@ def _finetune(options: argparse.Namespace) -> None:
     from modernbert_train.report.progress import stage
     from modernbert_train.weights.names import look_up
 
-    runs = [[*overrides, f"seed={seed}"] for seed in dict.fromkeys(options.seeds or ())] or [overrides]
-    folders = [check_before(tasks[0], models[0], words) for words in runs]
-    if len({*folders}) < len(runs):
-        raise ConfigError(f"name={folders[0].name}: each of several runs has its own. Leave it out, or --seeds.")
+    words = [*overrides, *(f"seed={seed}" for seed in seeds)]
+    check_before(tasks[0], models[0], words)
     look_up(named_model(models[0]).source)
     stage("loading torch and Composer")
     with many_imports():
         from modernbert_train.train.finetune import finetune
 
-    failed = Failures()
-    for words, folder in zip(runs, folders, strict=True):
-        try:
-            finetune(tasks[0], models[0], words)
-        except RunError as error:
-            if len(runs) == 1 or isinstance(error, StoppedEarly) or from_launcher("WORLD_SIZE", 1) > 1:
-                raise  # of several ranks, the others may wait for this one
-            print(f"{folder.name}: failed, exit code {error.exit_code}: {error}", flush=True)
-            failed[folder.name] = Failure(error.exit_code, str(error), folder)
-    counted = f"{len(failed)} of {plural(len(runs), 'run')}"
-    raise_failures(failed, counted=counted, remedy="The same command repeats what failed")
+    finetune(tasks[0], models[0], words)

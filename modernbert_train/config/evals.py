@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, TypeVar
 from omegaconf import MISSING
 
 from modernbert_train.config.classify import LabelledConfig
-from modernbert_train.config.kinds import KINDS, KindName
+from modernbert_train.config.kinds import KINDS, KindName, metrics_of_objective
 from modernbert_train.config.knob import knob
 from modernbert_train.config.objective import ObjectiveConfig
 from modernbert_train.core.files import TABLE_ENDS, ending
@@ -113,7 +113,7 @@ class ScoresConfig(EvaluatorConfig):
                 f"{here}.name=probe."
             )
             return
-        known = KINDS[objective.task_kind].metrics
+        known = metrics_of_objective(objective.task_kind)
         for metric in self.metrics:
             if metric not in known:
                 yield f"{here}.metrics: {metric} is not a metric of this objective. Choose from {', '.join(known)}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
 
 BATCH_TOKENS = 16_384
+Pooling = Literal["cls", "mean"]
+Precision = Literal["auto", "fp32", "bf16"]
+Device = Literal["auto", "cpu", "cuda"]
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,10 @@ class LoadedEncoder:
         self,
         texts: str | Sequence[str],
         *,
-        pooling: Literal["cls", "mean"] = "mean",
+        pooling: Pooling = "mean",
         batch_tokens: int = BATCH_TOKENS,
-        precision: Literal["auto", "fp32", "bf16"] = "auto",
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        precision: Precision = "auto",
+        device: Device = "auto",
     ) -> Tensor:
         """Return the mean of the last hidden states over the tokens of each text, [CLS] and [SEP] included.
 
@@ -68,6 +71,7 @@ class LoadedEncoder:
 
         Raises:
             TypeError: one of them is not a string; names its index.
+            ValueError: another argument is none of its choices, or batch_tokens is below 1.
             ConfigError: precision is bf16 on a processor or a GPU without it.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
@@ -88,12 +92,20 @@ class LoadedEncoder:
         self,
         ids: Sequence[NDArray[np.int32]],
         *,
-        pooling: Literal["cls", "mean"],
+        pooling: Pooling,
         batch_tokens: int,
-        precision: Literal["auto", "fp32", "bf16"],
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        precision: Precision,
+        device: Device = "auto",
     ) -> Tensor:
         """See `embed`, of `token_ids`."""
+        for name, value, choices in (
+            ("pooling", pooling, Pooling),
+            ("precision", precision, Precision),
+            ("device", device, Device),
+        ):
+            _require_choice(name, value, get_args(choices))
+        if batch_tokens < 1:
+            raise ValueError(f"batch_tokens={batch_tokens}: must be at least 1, such as {BATCH_TOKENS}.")
         from modernbert_train.distributed.compute import Compute
         from modernbert_train.evaluate.embeddings import embed_packed
 
@@ -109,6 +121,11 @@ class LoadedEncoder:
             pooling=pooling,
             batch_tokens=batch_tokens,
         )
+
+
+def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: is not known here. Choose from {', '.join(choices)}.")
 
 
 def load_model(name: str | Path) -> LoadedEncoder:

@@ -181,6 +181,9 @@ def _unused(task: TaskConfig, overrides: Sequence[str]) -> Iterator[str]:
         for key in asdict(task.frozen):
             if any(each.startswith(f"{key}=") for each in overrides):
                 yield f"{key}= applies to full fine-tuning; a frozen encoder uses frozen.{key}={getattr(task, key):g}"
+        for each in overrides:
+            if each.startswith(("lora.", "lora=")):
+                yield f"{each}: applies to adapters, and a frozen encoder has none. Leave it out, or frozen:"
     elif task.lora is not None and any(each.startswith("lr=") for each in overrides):
         yield f"lr= applies to fine-tuning all weights; adapters use lora.lr={task.lora.lr:g}"
 

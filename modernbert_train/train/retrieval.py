@@ -24,8 +24,8 @@ from modernbert_train.core.read_json import read_json
 from modernbert_train.data.dataset_card import LABELS, DatasetCard, read_card
 from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError, DataError, StorageError, in_words_of
-from modernbert_train.evaluate.finetune.result import RESULT, write_figures
-from modernbert_train.evaluate.retrieval.beir import training_pairs
+from modernbert_train.evaluate.finetune.result import DATA_FILES, RESULT, hashed, write_figures
+from modernbert_train.evaluate.retrieval.beir import files_of_beir, training_pairs
 from modernbert_train.evaluate.retrieval.recipe import Recipe
 from modernbert_train.evaluate.retrieval.retrieval import in_words, measure_trained
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named, encoder_source
@@ -66,16 +66,29 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
         )
     with held_for_all(folder):
         card = _prepare(recipe, source, max_tokens, folder / PAIRS, prepare)
+        files = hashed(_files_of_pairs(recipe)) if speaks_for_all() else {}  # now: after hours there may be others
+        files |= {name: file for each in recipe.sets for name, file in each.files.items()}
         run = _run(recipe, source, card, max_tokens)
-        train(run)
+        with in_words_of(_advice_as_typed(recipe)):
+            train(run)
         if not speaks_for_all():
             return None
         export_run(run, out=folder / MODEL, quiet=True)
-        return _measure(recipe, card, run)
+        return _measure(recipe, card, run, files)
 
 
-def _measure(recipe: Recipe, card: DatasetCard, run: RunConfig) -> Path:
-    """Measure the exported model, and write its result.
+def _files_of_pairs(recipe: Recipe) -> dict[str, Path]:
+    """Return the files that the entries of `train` name, also those within a BEIR folder, by their name in results."""
+    return {
+        f"train[{index}]/{file.name}": file
+        for index, paths in enumerate(recipe.pairs)
+        for path in paths
+        for file in (files_of_beir(path, recipe.config.train_split) if path.is_dir() else [path])
+    }
+
+
+def _measure(recipe: Recipe, card: DatasetCard, run: RunConfig, files: dict[str, dict[str, str]]) -> Path:
+    """Measure the exported model, and write its result with the hashes of the files that were read.
 
     Raises:
         DataError: the data of a set is not available; the others are measured and written.
@@ -100,6 +113,7 @@ def _measure(recipe: Recipe, card: DatasetCard, run: RunConfig) -> Path:
         },
         settings={**asdict(config), **about},
         training={"steps": newest_checkpoint(run.folder).step} | training_of(run),
+        **{DATA_FILES: files},
     )
     print(in_words(folder.name, figures, result))
     if lost:
@@ -200,8 +214,21 @@ def _as_typed(recipe: Recipe, home: Path) -> Iterator[tuple[str, str]]:
     yield rf"(no column .*\.){correct}", rf"\1 Set {columns} to columns that are there."
     yield correct, " Correct it, or remove it; text that is not UTF-8: iconv -f ENCODING -t UTF-8."
     yield r" To drop these documents, set \S+ to the share that may be dropped\.", ""
+    yield from _advice_as_typed(recipe)
     for name, source in _sources(recipe, home):
         yield rf"sources\.{name}:", source["path"].replace("\\", r"\\") + ":"
+
+
+def _advice_as_typed(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield advice in errors of `prepare` and `train` with what a recipe has in its place; reads no texts."""
+    another = f"Name another run with name=, or remove {recipe.folder}.".replace("\\", r"\\")
+    yield r"\bout=(.*?: (?:holds|exists and) )", r"\1"
+    yield r"(Replace it|Discard it) with --overwrite, or give another folder with out=\.\.\.", another
+    yield r"Give another folder with out=\.\.\., or remove it yourself\.", another
+    yield r"(--overwrite writes the dataset again|Prepare the data again with --overwrite)\.", another
+    yield r"prepare the data again with `prepare --overwrite`\.", f"n{another[1:]}"
+    yield r"prepare the pairs again with a lower pairs\.max_tokens", "start another run with a lower max_tokens"
+    yield r"Raise batch_rows\.", f"Raise batch_size={recipe.config.batch_size}."
 
 
 def _sources(recipe: Recipe, home: Path) -> Iterator[tuple[str, dict[str, str]]]:

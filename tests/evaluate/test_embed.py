@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +61,14 @@ def test_vectors_of_a_file_are_those_of_the_exported_model(
     assert np.array_equal(np.array(table["embedding"].to_pylist(), np.float16), halves)
     firsts = np.load(embed("texts.txt", "firsts.npy", "--pooling", "cls"))
     assert np.array_equal(firsts, encoder.embed(TEXTS, pooling="cls").numpy())
+    for wrong, choices in (  # each was taken for another one
+        ({"pooling": "max"}, "pooling='max': is not known here. Choose from cls, mean."),
+        ({"precision": "fp8"}, "precision='fp8': is not known here. Choose from auto, fp32, bf16."),
+        ({"device": "tpu"}, "device='tpu': is not known here. Choose from auto, cpu, cuda."),
+        ({"batch_tokens": 0}, "batch_tokens=0: must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(choices)):
+            encoder.embed(TEXTS, **wrong)  # type: ignore[arg-type]
 
     tokenizer, model = AutoTokenizer.from_pretrained(tmp_path / "hf"), AutoModel.from_pretrained(tmp_path / "hf").eval()
     for text, mean_D, first_D in zip(TEXTS, expected, firsts, strict=True):

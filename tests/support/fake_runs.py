@@ -102,16 +102,20 @@ def run(name: str, source: str, result: str) -> int:
 def predicted() -> None:
     """Act as the program of a submission, with predictions that a test has written into the run."""
     from modernbert_train.config.tools.suite import SubmitConfig
+    from modernbert_train.evaluate.finetune.kinds import kind_of
+    from modernbert_train.evaluate.finetune.task import read_task
     from modernbert_train.evaluate.suite.cells import parse_cell_command
     from modernbert_train.evaluate.suite.submission import PREDICTIONS, write_submission
 
     del sys.argv[1]
     task, run, words, out = parse_cell_command()
     out.mkdir()
+    kind = kind_of(read_task(task, words[1:])[0].kind)
     made = Path(run) / "submission.jsonl"
     (out / PREDICTIONS).write_text(made.read_text() if made.exists() else "")
     files = json.loads(words[0].removeprefix("submit="))
-    write_submission({name: SubmitConfig(**part) for name, part in files.items()}, task, Path(run), out)
+    asked = {name: SubmitConfig(**part) for name, part in files.items()}
+    write_submission(asked, kind, ["down", "up"], task, Path(run), out)
 
 
 def _saved(folder: Path) -> NoReturn:
@@ -123,7 +127,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "run":
         sys.exit(run(*sys.argv[2:]))
     if sys.argv[1] == "predicted":
-        sys.exit(predicted())
+        from modernbert_train.errors import exit_code_of
+
+        sys.exit(exit_code_of(predicted))
     install()
     from modernbert_train.__main__ import program
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.config.tools.suite import SubmitConfig
 from modernbert_train.core.files import values_as
 from modernbert_train.core.text import shown_value
 from modernbert_train.errors import DataError
@@ -20,6 +21,7 @@ from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
 from modernbert_train.evaluate.finetune.kinds import Kind
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs, class_name
+from modernbert_train.evaluate.finetune.submitted import class_problems, class_value
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader, cut
 
 
@@ -107,6 +109,14 @@ class Choices(Kind):
             logits_C, names = logits[text["document"]][: text["choices"]], objective.labels[: text["choices"]]
             shares = dict(zip(names, rounded(logits_C.softmax(dim=0)), strict=True))
             yield {"prediction": names[int(logits_C.argmax())], "scores": shares}
+
+    def submit_problems(self, part: SubmitConfig, classes: Sequence[str]) -> Iterator[str]:
+        """See `Kind`."""
+        yield from class_problems(part, classes)
+
+    def submitted(self, prediction: Any, part: SubmitConfig, classes: Sequence[str]) -> str:
+        """See `Kind`."""
+        return class_value(prediction, part, classes)
 
 
 def _number(example: Example, task: TaskConfig) -> int:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.config.tools.suite import SubmitConfig
 from modernbert_train.core.files import values_as
 from modernbert_train.core.text import number_in, shorten, shown_value
 from modernbert_train.errors import DataError
@@ -17,6 +18,7 @@ from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import TRAIN, Encoded, Example, Split
 from modernbert_train.evaluate.finetune.kinds import Kind
 from modernbert_train.evaluate.finetune.numbers import Labels, Logits, Outputs, in_order, named_classes, number_classes
+from modernbert_train.evaluate.finetune.submitted import class_problems, class_value, score_problems, score_value
 from modernbert_train.evaluate.finetune.tokens import Reader, cut
 
 _MAX_SCORE = float(np.finfo(np.float32).max)
@@ -122,6 +124,14 @@ class OneClass(_OfTexts):
         shares = dict(zip(names, rounded(logits_L.softmax(dim=0)), strict=True))
         return {"prediction": names[int(logits_L.argmax())], "scores": shares}
 
+    def submit_problems(self, part: SubmitConfig, classes: Sequence[str]) -> Iterator[str]:
+        """See `Kind`."""
+        yield from class_problems(part, classes)
+
+    def submitted(self, prediction: Any, part: SubmitConfig, classes: Sequence[str]) -> str:
+        """See `Kind`."""
+        return class_value(prediction, part, classes)
+
 
 class SeveralClasses(OneClass):
     """Any number of classes of each text; see `Kind`."""
@@ -172,6 +182,10 @@ class SeveralClasses(OneClass):
         above = [name for name, logit in zip(names, logits_L.tolist(), strict=True) if logit > 0]
         return {"prediction": above, "scores": dict(zip(names, rounded(logits_L.sigmoid()), strict=True))}
 
+    def submit_problems(self, part: SubmitConfig, classes: Sequence[str]) -> Iterator[str]:
+        """See `Kind`: a text may have several classes."""
+        return Kind.submit_problems(self, part, classes)
+
 
 class Score(_OfTexts):
     """A score of each text; see `Kind`."""
@@ -214,6 +228,14 @@ class Score(_OfTexts):
         """See `_OfTexts`."""
         (score,) = rounded(logits_L)
         return {"prediction": score, "scores": {"score": score}}
+
+    def submit_problems(self, part: SubmitConfig, classes: Sequence[str]) -> Iterator[str]:
+        """See `Kind`."""
+        yield from score_problems(part)
+
+    def submitted(self, prediction: Any, part: SubmitConfig, classes: Sequence[str]) -> str:
+        """See `Kind`."""
+        return score_value(prediction, part)
 
 
 def pooling(task: TaskConfig, model: ModelConfig) -> str:

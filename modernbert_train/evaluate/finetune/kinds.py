@@ -18,6 +18,7 @@ from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.plugins import code_at
 from modernbert_train.config.schema import ModelConfig
 from modernbert_train.config.tools.finetune import TaskConfig, common_problems
+from modernbert_train.config.tools.suite import SubmitConfig
 from modernbert_train.data.read.task_rows import ENDS, TaskRow, table_rows
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import Encoded, Example, Split
@@ -117,6 +118,22 @@ class Kind(Protocol):
 
     def predicted(self, texts: Texts, logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """`prediction` and `scores` of each text, from logits as in `figures`."""
+
+    def submit_problems(self, part: SubmitConfig, classes: Sequence[str]) -> Iterator[str]:
+        """Mistakes in a file of a suite's `submit`; here of a kind without a single class or score for each text.
+
+        Args:
+            part: the file.
+            classes: their names; empty while they are unknown.
+        """
+        yield (
+            f"split={part.split}: a file for a test server has one class or score for each text, and this kind of task "
+            "has neither. Leave it out; predictions.jsonl has the split if keys has predict: {NAME: SPLIT}."
+        )
+
+    def submitted(self, prediction: Any, part: SubmitConfig, classes: Sequence[str]) -> str:
+        """Return the value of a text in a file of `submit`; `prediction`: as `predicted` gives it."""
+        raise NotImplementedError
 
 
 @cache

@@ -12,11 +12,13 @@ from typing import Any
 from modernbert_train.core.files import os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.version import __version__
+from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.finetune.task import UNTRAINED, named_model
 from modernbert_train.weights.names import weights_hash
 
 RESULT, PREDICTIONS, ADAPTER = "result.json", "predictions.jsonl", "adapter"
+DATA_FILES = "data_files"  # entry of a result: the files that the run has read, see `hashed`
 
 
 def read_result(file: Path) -> dict[str, Any] | None:
@@ -28,6 +30,11 @@ def read_result(file: Path) -> dict[str, Any] | None:
     kinds |= {"figures": dict, "settings": dict}
     whole = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
     return found if whole else None
+
+
+def hashed(files: Mapping[str, Path]) -> dict[str, dict[str, str]]:
+    """Return the path and the SHA-256 of each file that a run reads, as its record has them."""
+    return {name: {"file": str(path), "sha256": file_sha256(path)} for name, path in files.items()}
 
 
 def write_figures(

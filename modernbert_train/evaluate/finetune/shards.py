@@ -23,13 +23,14 @@ from modernbert_train.core.files import lock, os_errors_as, whole_folder
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
-from modernbert_train.data.dataset_card import LABELS, file_sha256, read_card
+from modernbert_train.data.dataset_card import LABELS, read_card
 from modernbert_train.errors import DataError, StorageError
 from modernbert_train.evaluate.finetune.counts import Counts, in_words
 from modernbert_train.evaluate.finetune.examples import TRAIN, Split
 from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.numbers import Labels
 from modernbert_train.evaluate.finetune.read import files_of, read_splits
+from modernbert_train.evaluate.finetune.result import hashed
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader
 from modernbert_train.evaluate.label_sidecar import file_of_texts
 from modernbert_train.vocabulary import Vocabulary, read_vocabulary
@@ -103,11 +104,10 @@ def prepare(task: TaskConfig, tokenizer: Path, max_tokens: int, folder: Path) ->
 
 
 def _asked(task: TaskConfig, vocabulary: Vocabulary, max_tokens: int) -> dict[str, Any]:
-    files = {name: {"file": str(path), "sha256": file_sha256(path)} for name, path in files_of(task).items()}
     about = {key: getattr(task, key) for key in DECIDES}
     about |= {key: value for key in DECIDES_IF_SET if (value := getattr(task, key))}
     about |= {key: getattr(task, key) for key in kind_of(task.kind).decides}
-    about |= {"max_tokens": max_tokens, "tokenizer_sha256": vocabulary.sha256, "files": files}
+    about |= {"max_tokens": max_tokens, "tokenizer_sha256": vocabulary.sha256, "files": hashed(files_of(task))}
     return json.loads(json.dumps(about))
 
 

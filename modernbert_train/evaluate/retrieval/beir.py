@@ -60,6 +60,11 @@ class Beir:
     qrels: dict[str, dict[str, int]] = field(repr=False)
     counts: dict[str, int]
 
+    @property
+    def files(self) -> list[Path]:
+        """Its files: corpus, queries and judgements."""
+        return files_of_beir(self.folder, self.split)
+
     def texts(self, at_once: int) -> Iterator[list[str]]:
         """Yield lists of at most this many documents, title before text, in the order of the corpus."""
         part: list[str] = []
@@ -82,6 +87,11 @@ def beir_folder(name: str, home: str) -> Path:
     """Return the folder that a name means: itself, or the one in `home`."""
     there = Path(home) / name
     return there if not Path(name).exists() and there.exists() else Path(name)
+
+
+def files_of_beir(folder: Path, split: str) -> list[Path]:
+    """Return the files of a folder that decide what is read of a split."""
+    return [folder / CORPUS, folder / QUERIES, folder / QRELS / f"{split}.tsv"]
 
 
 def fetching(name: str, home: str) -> str:

@@ -14,7 +14,7 @@ from modernbert_train.config.tools.retrieval import MTEB, EvaluateConfig, Measur
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.installed import require
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evaluate.finetune.result import RESULT, write_figures
+from modernbert_train.evaluate.finetune.result import DATA_FILES, RESULT, hashed, write_figures
 from modernbert_train.evaluate.finetune.task import run_name
 from modernbert_train.evaluate.retrieval.bm25 import check_searching, open_searching
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
@@ -77,11 +77,19 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
                 figures=figures,
                 counts={each.name: each.counts for each in sets if each.counts},
                 settings={**asdict(config), **about},
+                **{DATA_FILES: _files_read(sets, config)},
             )
             print(in_words(folder.name, figures, folder / RESULT))
     if lost:
         raise DataError("\n".join(lost))
     return folder / RESULT
+
+
+def _files_read(sets: Sequence[Set], config: MeasureConfig) -> dict[str, dict[str, str]]:
+    """Return path and SHA-256 of the files that determine the figures: of the sets, and of candidates."""
+    candidates = config.rerank is not None and is_candidates(config.rerank)
+    found = hashed({"rerank": Path(str(config.rerank))} if candidates else {})
+    return found | {name: file for each in sets for name, file in each.files.items()}
 
 
 def measure_sets(

@@ -11,16 +11,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modernbert_train.config.tools.retrieval import MTEB, RANKING, EvaluateConfig
-from modernbert_train.core.files import anything_as, write_whole
+from modernbert_train.core.files import anything_as, os_errors_as, write_whole
 from modernbert_train.core.read_json import read_json
-from modernbert_train.core.text import on_one_line
-from modernbert_train.data.dataset_card import file_sha256
-from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evaluate.retrieval.beir import BEIR, CORPUS, QRELS, QUERIES, Beir, beir_folder, read_beir
+from modernbert_train.core.text import file_name, on_one_line
+from modernbert_train.errors import ConfigError, DataError, StorageError
+from modernbert_train.evaluate.finetune.result import hashed
+from modernbert_train.evaluate.retrieval.beir import BEIR, Beir, beir_folder, read_beir
 from modernbert_train.evaluate.retrieval.runs import quiet
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class Set:
     def counts(self) -> dict[str, int]:
         """Numbers of documents, queries and judgements of a folder."""
         return {} if self.beir is None else self.beir.counts
+
+    @cached_property
+    def files(self) -> dict[str, dict[str, str]]:
+        """Path and SHA-256 of each file of a folder, when first asked for; mteb's tasks have none."""
+        return hashed({f"{self.name}/{file.name}": file for file in (self.beir.files if self.beir else ())})
 
 
 def open_set(name: str, config: EvaluateConfig, key: str = "", label: str | None = None) -> Set:
@@ -218,8 +224,7 @@ def determinants_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
     about: dict[str, Any] = {"mteb": mteb.__version__, "ignore_identical_ids": config.ignore_identical_ids}
     if each.beir is None:
         return about | {"task": each.task, "ranks": each.ranks}
-    files = (each.beir.folder / CORPUS, each.beir.folder / QUERIES, each.beir.folder / QRELS / f"{each.beir.split}.tsv")
-    return about | {"files": [file_sha256(file) for file in files]}
+    return about | {"files": [file["sha256"] for file in each.files.values()]}
 
 
 def identity_of(model: Watched | Bm25) -> dict[str, Any]:
@@ -239,7 +244,7 @@ def measured_once(
         out: folder; files are in its `sets`.
         measure: called if none of the same are there.
     """
-    requested, file = determinants_of(each, config) | identity, out / "sets" / f"{each.name}.json"
+    requested, file = determinants_of(each, config) | identity, out / "sets" / file_name(each.name, ".json")
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = read_json(file)
         if found["asked"] == json.loads(json.dumps(requested)):
@@ -247,8 +252,9 @@ def measured_once(
             print(f"{each.name}: measured before, see {file}", flush=True)
             return kept
     figures, about = measure(each)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps({"asked": requested, "figures": figures, "about": about}, indent=2) + "\n")
+    with os_errors_as(StorageError, f"{file}: cannot be written", "Free the disk; the same command resumes."):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, json.dumps({"asked": requested, "figures": figures, "about": about}, indent=2) + "\n")
     return figures, about
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from modernbert_train.distributed.run_jobs import (
     run_all,
 )
 from modernbert_train.errors import DataError, StoppedEarly, StorageError
-from modernbert_train.evaluate.finetune.result import RESULT, read_result
+from modernbert_train.evaluate.finetune.result import DATA_FILES, RESULT, read_result
 from modernbert_train.evaluate.finetune.shards import DECIDES, DECIDES_IF_SET
 from modernbert_train.evaluate.finetune.task import UNTRAINED, named_model
 from modernbert_train.weights.names import is_checkpoint
@@ -109,14 +110,19 @@ def changed_since(
 
     Settings are in the name of a run. `weights_now`: see `weights_hash`.
     """
+    hash_of = cache(file_sha256)  # runs of other models and seeds read the same files
     for cell in cells:
         result = read_result(out / cell.name / RESULT)
-        if result is not None and (found := list(_differences(result, cell, out / cell.name, weights_now))):
+        if result is not None and (found := list(_differences(result, cell, out / cell.name, weights_now, hash_of))):
             yield cell, "; ".join(found)
 
 
 def _differences(
-    result: dict[str, Any], cell: Cell, folder: Path, weights_now: Callable[[str], str | None]
+    result: dict[str, Any],
+    cell: Cell,
+    folder: Path,
+    weights_now: Callable[[str], str | None],
+    hash_of: Callable[[Path], str],
 ) -> Iterator[str]:
     named = named_model(cell.model)
     path, first, made = Path(named.source), str(result.get("weights", "")), result.get("source_weights")
@@ -125,16 +131,19 @@ def _differences(
         yield f"its first weights are {first.split(';')[0]}, and {newest} is there now"
     elif made is not None and UNTRAINED not in named.baseline and weights_now(named.source) not in (made, None):
         yield f"the weights in {named.source} have changed since"
-    yield from _changed_files(folder / "task" / "task.json")
+    for name, file, sha256 in _files_read(result, folder):
+        with suppress(OSError):  # removed files cannot be compared
+            if hash_of(file) != sha256:
+                yield f"{name}: {file} has changed since"
 
 
-def _changed_files(about: Path) -> Iterator[str]:
-    """Yield the files of a result's texts that have changed since."""
-    with suppress(OSError, ValueError, KeyError, TypeError):  # removed files cannot be compared
-        files = read_json(about)["asked"]["files"]
-        for name, file in files.items():
-            if file_sha256(Path(file["file"])) != file["sha256"]:
-                yield f"{name}: {file['file']} has changed since"
+def _files_read(result: dict[str, Any], folder: Path) -> list[tuple[str, Path, str]]:
+    """Return name, path and SHA-256 of the files that a run has read: retrieval records them in its result, fine-tuning
+    with its shards."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        files = result.get(DATA_FILES) or read_json(folder / "task" / "task.json")["asked"]["files"]
+        return [(name, Path(each["file"]), each["sha256"]) for name, each in files.items()]
+    return []
 
 
 def run_cells(

@@ -79,7 +79,8 @@ def as_latex(table: Table) -> str:
         for cell, top in zip(_cells(row, average), best, strict=True):
             text = _for_latex(_shown(cell))
             cells.append(f"\\textbf{{{text}}}" if cell and cell["mean"] is not None and _percent(cell) == top else text)
-        lines.append(" & ".join([_for_latex(row["model"]), *cells]) + r" \\")
+        # {}: \midrule and \\ would take a bracket or a star after them as their own
+        lines.append("{}" + " & ".join([_for_latex(row["model"]), *cells]) + r" \\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from modernbert_train.checkpoints.results import run_of
 from modernbert_train.core.files import os_errors_as, whole_folder, write_whole
 from modernbert_train.core.read_json import read_json
-from modernbert_train.core.text import file_name, printable
+from modernbert_train.core.text import file_name
 from modernbert_train.errors import StorageError
 from modernbert_train.evaluate.finetune.result import ADAPTER
 from modernbert_train.evaluate.finetune.task import named_model
@@ -24,13 +24,16 @@ from modernbert_train.weights.formats.config_json import ADAPTER_JSON
 FOLDERS = {"submission": "to send to a test server", "adapters": "adapters, a folder for each model"}
 
 
-def gather(plan: Plan) -> None:
+def gather(plan: Plan) -> list[str]:
     """Gather the files of each task's best seed, and remove files of earlier runs.
+
+    Returns:
+        A line for each adapter that is left out.
 
     Raises:
         StorageError: an adapter is damaged, or the disk refuses it.
     """
-    parts = submissions(plan)
+    parts, left_out = submissions(plan), list[str]()
     for model, label in plan.labels.items():
         submission, adapters = (_own_folder(plan, model, kind) for kind in FOLDERS)
         with submission as folder:
@@ -41,7 +44,8 @@ def gather(plan: Plan) -> None:
                     _write(folder / f"{file}.tsv", None if result is None else result["files"][file])
         with adapters as folder:
             for name in plan.suite.tasks:
-                _copy_adapter(plan, model, name, folder / file_name(name))
+                left_out += _copy_adapter(plan, model, name, folder / file_name(name))
+    return left_out
 
 
 @contextmanager
@@ -70,8 +74,8 @@ def _write(file: Path, text: str | None) -> None:
     write_whole(file, text)
 
 
-def _copy_adapter(plan: Plan, model: str, name: str, own: Path) -> None:
-    """Copy the adapter of a task; one of another base than the model is left out, with a line."""
+def _copy_adapter(plan: Plan, model: str, name: str, own: Path) -> Iterator[str]:
+    """Copy the adapter of a task; one of another base than the model is left out: yield a line about it."""
     cell, base = plan.best(name, model), named_model(model).source
     made = None if cell is None else plan.out / cell.name / ADAPTER
     if made is not None and (made / ADAPTER_JSON).is_file():
@@ -80,5 +84,5 @@ def _copy_adapter(plan: Plan, model: str, name: str, own: Path) -> None:
             with whole_folder(own) as new:
                 shutil.copytree(made, new, dirs_exist_ok=True)
             return
-        print(printable(f"{name}: its adapter is of {other} and not of {base}; it stays in {made}"), flush=True)
+        yield f"{name}: its adapter is of {other} and not of {base}; it stays in {made}"
     shutil.rmtree(own, ignore_errors=True)

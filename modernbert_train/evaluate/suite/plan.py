@@ -22,6 +22,7 @@ from modernbert_train.config.tools.suite import SuiteConfig, SuiteTaskConfig, ea
 from modernbert_train.core.files import errors_to
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.errors import ConfigError, RunError
+from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.task import (
     FROZEN,
@@ -149,7 +150,9 @@ class Plan:
                 read = self._read_recipe if task.finetune is None else self._read_task
                 self._check_run(tuple(read(self._what(task), self._words(name, choice))[1]), tuple(self.models))
         if (config := self.finetuned(name)) is not None:
-            splits, metrics = list(config.validation), config.measured
+            splits, metrics, kind = list(config.validation), config.measured, kind_of(config.kind)
+            for file, part in task.submit.items():
+                yield from (f"submit.{file}.{problem}" for problem in kind.submit_problems(part, config.labels))
         elif task.mteb is not None:
             splits, metrics = [str(task.mteb)], [MAIN_SCORE]
         else:

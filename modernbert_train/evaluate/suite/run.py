@@ -15,7 +15,7 @@ from modernbert_train.evaluate.retrieval.bm25 import BM25
 from modernbert_train.evaluate.suite.cells import Cell, Failures, changed_since, forget, read_failures, run_cells
 from modernbert_train.evaluate.suite.data import missing_data
 from modernbert_train.evaluate.suite.efficiency import speeds
-from modernbert_train.evaluate.suite.formats import as_markdown
+from modernbert_train.evaluate.suite.formats import Table, as_markdown
 from modernbert_train.evaluate.suite.gather import FOLDERS, gather
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.submission import submissions
@@ -89,10 +89,13 @@ def finetune_many(
 
 
 def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
-    stopped = False
+    stopped, left_out = False, list[str]()
+
+    def table() -> Table:
+        return make_table(plan, lost_parts(plan), left_out)
 
     def draw() -> None:
-        write_suite(out, make_table(plan, lost_parts(plan)))
+        write_suite(out, table())
 
     def start(cells: Sequence[Cell], jobs: int | None, *, parts: bool) -> None:
         nonlocal stopped
@@ -113,15 +116,14 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
                 start(list(plan.cells(names, choosing=choosing)), jobs, parts=False)
         start([*speeds(plan).values()], 1, parts=True)
         start([*submissions(plan).values()], jobs, parts=True)
-        gather(plan)
+        left_out = gather(plan)
         draw()
-    lost = lost_parts(plan)
-    print(as_markdown(make_table(plan, lost)), end="")
+    print(as_markdown(table()), end="")
     print(f"table: {', '.join(f'{out}/{name}' for name in (*FORMS, TABLE))}; picture: {out}/{PICTURE}")
     for folder, use in FOLDERS.items():
         if any((out / folder).glob("*/*")):
             print(f"{use}: {out}/{folder}")
-    raise_failures(plan.missed() | lost, out, stopped=stopped)
+    raise_failures(plan.missed() | lost_parts(plan), out, stopped=stopped)
 
 
 def lost_parts(plan: Plan) -> Failures:

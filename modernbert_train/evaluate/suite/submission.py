@@ -20,7 +20,8 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import LabelledConfig
 from modernbert_train.config.tools.suite import SubmitConfig
 from modernbert_train.core.read_json import parse_json, read_json
-from modernbert_train.errors import exit_code_of
+from modernbert_train.errors import ConfigError, exit_code_of
+from modernbert_train.evaluate.finetune.kinds import Kind, kind_of
 from modernbert_train.evaluate.finetune.result import PREDICTIONS, RESULT, write_figures
 from modernbert_train.evaluate.finetune.task import read_task
 from modernbert_train.evaluate.suite.cells import Parts, parse_cell_command
@@ -43,18 +44,16 @@ def submissions(plan: Plan) -> Parts:
     return found
 
 
-def as_tsv(rows: Sequence[Mapping[str, Any]], part: SubmitConfig) -> str:
-    """Return a line for each text, in the split's order; a text without a prediction gets the first class, or 0."""
-    first = next((next(iter(each["scores"])) for each in rows if each["scores"]), "")
-    lines = ["index\tprediction"]
-    for index, each in enumerate(rows):
-        value = each["prediction"]
-        if part.labels:
-            value = part.labels.index(value) if value in part.labels else 0
-        elif part.between:
-            value = f"{min(max(value or 0.0, part.between[0]), part.between[1]):.3f}"
-        lines.append(f"{index}\t{first if value is None else value}")
-    return "\n".join(lines) + "\n"
+def as_tsv(predictions: Sequence[Any], part: SubmitConfig, kind: Kind, classes: Sequence[str]) -> str:
+    """Return a line for each text, in the split's order.
+
+    Raises:
+        ConfigError: the file does not fit the classes.
+    """
+    if problems := list(kind.submit_problems(part, classes)):
+        raise ConfigError("\n".join(f"submit: {problem}" for problem in problems))
+    lines = [f"{index}\t{kind.submitted(each, part, classes)}" for index, each in enumerate(predictions)]
+    return "\n".join(["index\tprediction", *lines]) + "\n"
 
 
 def predict(task_name: str, run: Path, words: Sequence[str], out: Path) -> None:
@@ -62,6 +61,7 @@ def predict(task_name: str, run: Path, words: Sequence[str], out: Path) -> None:
 
     Raises:
         DataError: they are not there.
+        ConfigError: see `as_tsv`.
     """
     from modernbert_train.evaluate.finetune.best import find_outcome
     from modernbert_train.evaluate.finetune.predictions import write_predictions
@@ -79,17 +79,24 @@ def predict(task_name: str, run: Path, words: Sequence[str], out: Path) -> None:
     shutil.rmtree(texts, ignore_errors=True)  # of a process that was killed
     prepared = prepare(to_predict, run / "task" / TOKENIZER, made["max_tokens"], texts)
     write_predictions(config, to_predict, prepared, find_outcome(config, task).checkpoint, out / PREDICTIONS)
-    write_submission(files, task_name, run, out)
+    write_submission(files, kind_of(task.kind), labels, task_name, run, out)
     for each in texts.iterdir():
         if each.is_dir():  # else it says whether the texts have changed since
             shutil.rmtree(each)
 
 
-def write_submission(files: Mapping[str, SubmitConfig], task: str, run: Path, out: Path) -> None:
-    """Write the result of predictions that are there."""
+def write_submission(
+    files: Mapping[str, SubmitConfig], kind: Kind, classes: Sequence[str], task: str, run: Path, out: Path
+) -> None:
+    """Write the result of predictions that are there; see `as_tsv`."""
     lines = [parse_json(line) for line in (out / PREDICTIONS).read_text(encoding="utf-8").splitlines()]
     found = {
-        name: as_tsv([line for line in lines if line["split"] == part.split.replace("/", "-")], part)
+        name: as_tsv(
+            [line["prediction"] for line in lines if line["split"] == part.split.replace("/", "-")],
+            part,
+            kind,
+            classes,
+        )
         for name, part in files.items()
     }
     write_figures(

@@ -97,6 +97,8 @@ def test_many_tasks_are_a_folder_of_adapters_that_peft_loads_one_after_the_other
     home, printed = out / "adapters" / "modernbert", capsys.readouterr().out
     assert {path.name for path in home.iterdir()} == {"tone", "mood"} and f": {out}/adapters" in printed
     assert "after: its adapter is of " in printed
+    (note,) = json.loads((out / "table.json").read_text())["notes"]
+    assert note.startswith("after: its adapter is of ")
     config = AutoConfig.from_pretrained(home / "tone")
     base = AutoModelForSequenceClassification.from_pretrained(models["modernbert"], config=config)
     adapted = peft.PeftModel.from_pretrained(base, home / "tone", adapter_name="tone")

@@ -71,9 +71,10 @@ def test_a_frozen_encoder_keeps_its_bits_and_its_head_learns(
 ) -> None:
     task = write_task(frozen={"lr": 3e-2, "epochs": 6})
     model = Path(f"frozen:{models['bert']}")
-    result = finetune(task, model, tmp_path / "runs", "lr=1e-5")
+    result = finetune(task, model, tmp_path / "runs", "lr=1e-5", "lora.rank=2")
     said = capsys.readouterr().out
     assert "warning: lr= applies to full fine-tuning; a frozen encoder uses frozen.lr=0.03" in said
+    assert "warning: lora.rank=2: applies to adapters, and a frozen encoder has none." in said
     assert "the outcome will not be exported" in said
     before, after = load_weights(models["bert"]), weights(tmp_path / "runs" / "tone")
     encoder = [key for key in after if key.startswith("model.")]

@@ -71,6 +71,12 @@ def test_spans_that_are_not_marked_are_refused_with_their_line(
     assert message in capsys.readouterr().err
 
 
+def test_its_metric_is_of_no_other_kind(write_task: WriteTask, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of classes in the order of the alphabet it would leave out one that means something."""
+    assert main(["finetune", str(write_task(metrics=["relation_f1"])), "--model", "x"]) == 78
+    assert "metrics: relation_f1 is not one of kind=single-label." in capsys.readouterr().err
+
+
 def test_a_kind_that_there_is_not_is_refused_with_the_nearest(
     write_task: WriteTask, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,6 +54,14 @@ def test_its_figures_are_those_of_the_formula_and_its_candidates_can_be_reranked
     assert found["settings"]["k1"] == 1.5 and found["settings"]["bm25s"]
 
 
+def test_a_folder_may_have_the_longest_name(tmp_path: Path, write_beir: WriteBeir) -> None:
+    """Its figures were computed, and their file had a name that no disk takes."""
+    folder = write_beir({"d1": "a red fox", "d2": "a hen"}, {"q1": "foxes"}, name="n" * 253, test=[("q1", "d1", 1)])
+    words = ["retrieval", "evaluate", str(folder), "--model", "bm25", f"runs_folder={tmp_path}/runs", "name=a"]
+    assert main(words) == 0
+    assert result_of(tmp_path / "runs/a")["figures"][folder.name]["ndcg_at_10"] == 1
+
+
 def test_a_key_of_encoders_is_refused(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The figures would not be of what was asked."""
     assert main(["retrieval", "evaluate", str(toy), "--model", "bm25", "pooling=cls"]) == 78

@@ -94,6 +94,26 @@ def test_pairs_that_cannot_be_read_are_refused_with_what_the_recipe_can_change(
 
 
 @pytest.mark.runs
+def test_advice_on_changed_pairs_and_small_batches_can_be_typed(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--overwrite`, out= and batch_rows are of other verbs."""
+    file = tmp_path / "pairs.tsv"
+    pairs = ["\t".join(words_about(seed, 4)) for seed in range(30)]
+    file.write_text("\n".join(["query\tpositive", *pairs]) + "\n")
+    made = recipe(tmp_path, toy, train=[str(file)], evaluate={}, epochs=1, name="mine")
+    words = ["retrieval", "train", made, "--model", str(encoder)]
+    small = [f"phases.pairs.{key}" for key in ("row_tokens=24", "microbatch_tokens=24", "batch_rows=1")]
+    assert main([*words, *small]) == 65
+    assert "as negatives. Raise batch_size=20." in capsys.readouterr().err
+    file.write_text("\n".join(["query\tpositive", *pairs[1:]]) + "\n")
+    assert main(words) == 78
+    error = capsys.readouterr().err
+    assert f"Name another run with name=, or remove {tmp_path}/runs/mine." in error
+    assert "--overwrite" not in error and "out=" not in error
+
+
+@pytest.mark.runs
 @pytest.mark.timeout(280)
 def test_training_improves_the_figures_and_records_its_settings(
     encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

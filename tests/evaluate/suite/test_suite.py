@@ -25,8 +25,8 @@ from modernbert_train.evaluate.suite.efficiency import draw
 from modernbert_train.evaluate.suite.plan import Plan, read_suite
 from modernbert_train.weights.names import NamedModel
 from tests.support import fake_runs
-from tests.support.beir import WriteBeir
-from tests.support.fake_runs import starts
+from tests.support.beir import WriteBeir, recipe
+from tests.support.fake_runs import figure_of, starts
 from tests.support.labelled import WriteTask
 
 YAMLS = Path(__file__).parents[3] / "yamls"
@@ -495,14 +495,17 @@ def test_a_table_for_a_paper_and_one_for_a_spreadsheet(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
     """The best of a column is bold, spread and seeds are named, published rows keep their source; seed 0 is a seed."""
-    odd = tmp_path / "=50%_&#"
-    odd.mkdir()
+    odd = [tmp_path / "=50%_&#", tmp_path / "[ours]", tmp_path / "*"]
+    for each in odd:
+        each.mkdir()
     more = {"published": {"theirs": {"source": "arXiv 1", "figures": {"tone": 99.994}}}, "groups": {"all": ["tone"]}}
-    table = run(write_suite({"tone": {}, "other": {}}, **more), tmp_path / "out", odd, fakes[0], "--seeds", 0, 1)
+    table = run(write_suite({"tone": {}, "other": {}}, **more), tmp_path / "out", *odd, fakes[0], "--seeds", 0, 1)
     latex = (tmp_path / "out/table.tex").read_text()
     assert r"\toprule" in latex and "sample standard deviation over seeds (number of seeds)" in latex
     rows = [line for line in latex.splitlines() if line.endswith(r"\\") and line.split(" & ")[0] != "Model"]
-    assert [row.split(" & ")[0] for row in rows] == [r"=50\%\_\&\#", "one", "theirs (published)"]
+    # {}: \midrule and \\ would take a bracket or a star after them as their own
+    names = [r"{}=50\%\_\&\#", "{}[ours]", "{}*", "{}one", "{}theirs (published)"]
+    assert [row.split(" & ")[0] for row in rows] == names
     for place in range(2):
         means = [row["cells"][place]["mean"] if row["cells"][place] else 0 for row in table["rows"]]
         bold = [r"\textbf" in row.split(" & ")[place + 1] for row in rows]
@@ -512,7 +515,7 @@ def test_a_table_for_a_paper_and_one_for_a_spreadsheet(
     assert "arXiv 1. Not run here." in latex
     with (tmp_path / "out/table.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    assert len(lines) == 9 and lines[0]["model"] == "'=50%_&#" and lines[0]["of_seeds"] == "2"
+    assert len(lines) == 15 and lines[0]["model"] == "'=50%_&#" and lines[0]["of_seeds"] == "2"
     assert float(lines[4]["mean"]) == cell["mean"] and lines[-1]["source"] == "arXiv 1"
 
 
@@ -529,22 +532,72 @@ def test_the_best_seed_of_what_was_chosen_is_written_for_a_test_server(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
     """GLUE's form, a line for each text: names of classes, their numbers, or scores within bounds."""
-    parts = {"Names": {"split": "x"}, "Numbers": {"split": "x", "labels": ["down", "up"]}}
-    parts["Scores"] = {"split": "ax/y", "between": [0, 5]}
-    suite, out = write_suite({"tone": {"choices": {"lr": [1e-3, 2e-3]}, "submit": parts}}), tmp_path / "out"
+    parts = {"Names": {"split": "x"}, "Numbers": {"split": "x", "labels": ["up", "down"]}}
+    scores = {"Scores": {"split": "ax/y", "between": [0, 5]}, "Plain": {"split": "ax/y"}}
+    choices = {"choices": {"lr": [1e-3, 2e-3]}}
+    tasks = {
+        "tone": {"submit": parts, **choices},
+        "grade": {"submit": scores, "keys": {"kind": "regression"}, **choices},
+    }
+    suite, out = write_suite(tasks), tmp_path / "out"
     plan = Plan(*read_suite(str(suite)), [str(fakes[0])], None, out, ())
-    for cell in plan.cells(["tone"], choosing=True):
-        told = [("x", "up"), ("x", None), ("x", "down"), ("ax-y", 5.25), ("ax-y", 1.23456), ("ax-y", None)]
-        lines = [{"split": split, "prediction": each, "scores": each and {"down": 0.5}} for split, each in told]
-        lines[0]["scores"] = {cell.name: 1.0, "up": 0.5}  # for an empty text the first class, which here names the run
+    for cell in plan.cells([*tasks], choosing=True):
+        told = [("x", "up"), ("x", None), ("x", "down"), ("ax-y", 5.25), ("ax-y", figure_of(cell.name)), ("ax-y", None)]
+        lines = [{"split": split, "prediction": each} for split, each in told]
         (out / cell.name).mkdir(parents=True)
         (out / cell.name / "submission.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (cell,) = run(suite, out, fakes[0])["rows"][0]["cells"]
-    best = max((each for each in cell["runs"] if each["choice"] == cell["chosen"]), key=lambda each: each["value"])
-    files = {name: (out / "submission" / "one" / f"{name}.tsv").read_text() for name in parts}
-    assert files["Names"] == f"index\tprediction\n0\tup\n1\t{best['run']}\n2\tdown\n"
-    assert files["Numbers"] == "index\tprediction\n0\t1\n1\t0\n2\t0\n"
-    assert files["Scores"] == "index\tprediction\n0\t5.000\n1\t1.235\n2\t0.000\n"
+    cells = run(suite, out, fakes[0])["rows"][0]["cells"]
+    files = {name: (out / "submission" / "one" / f"{name}.tsv").read_text() for name in parts | scores}
+    assert files["Names"] == "index\tprediction\n0\tup\n1\tdown\n2\tdown\n"  # an empty text has the first class
+    assert files["Numbers"] == "index\tprediction\n0\t0\n1\t1\n2\t1\n"
+    best = max(each["value"] for each in cells[1]["runs"] if each["choice"] == cells[1]["chosen"])
+    assert files["Scores"] == f"index\tprediction\n0\t5.000\n1\t{best:.3f}\n2\t0.000\n"
+    assert files["Plain"] == f"index\tprediction\n0\t5.25\n1\t{best:g}\n2\t0\n"
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("keys", "part", "message"),
+    [
+        ({"labels": ["neg", "pos"]}, {"labels": ["negative", "positive"]}, "the classes are neg, pos. Name each once"),
+        ({"labels": ["neg", "pos"]}, {"labels": ["neg"]}, "labels=['neg']: the classes are neg, pos"),
+        ({"labels": ["a\tb", "c"]}, {}, "has a tab or line break"),
+        ({}, {"between": [0, 1]}, "between=[0.0, 1.0]: bounds a score, and the task has classes"),
+        ({"kind": "regression"}, {"labels": ["a"]}, "labels=['a']: number classes, and the task has a score"),
+        ({"kind": "multi-label", "metrics": ["micro_f1"]}, {}, "this kind of task has neither"),
+        ({"kind": "tokens", "metrics": ["accuracy"]}, {}, "this kind of task has neither"),
+        (
+            {"kind": "question-answering", "text_columns": ["a", "b"], "overlap_tokens": 8},
+            {},
+            "this kind of task has neither",
+        ),
+    ],
+)
+def test_a_file_that_a_test_server_would_not_understand_is_refused(
+    write_suite: WriteSuite,
+    keys: dict[str, Any],
+    part: dict[str, Any],
+    message: str,
+    fakes: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Every line of it was wrong, after all runs and without a word."""
+    suite = write_suite({"tone": {"keys": keys, "submit": {"x": {"split": "test", **part}}}})
+    for words in (["--dry-run"], []):
+        assert main(["eval", str(fakes[0]), "--suite", str(suite), "--out", str(tmp_path / "out"), *words]) == 78
+        error = capsys.readouterr().err
+        assert "tasks.tone.submit.x." in error and message in error
+
+
+@pytest.mark.runs
+def test_numbers_of_classes_that_only_the_data_names_are_compared_with_them(
+    write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
+) -> None:
+    """A task without `labels` has its classes from its texts, so they are known after the run."""
+    suite = write_suite({"tone": {"submit": {"x": {"split": "x", "labels": ["bad", "good"]}}}})
+    table = run(suite, tmp_path / "out", fakes[0], code=78)
+    assert "labels=['bad', 'good']: the classes are down, up. Name each once" in table["notes"][0]
 
 
 @pytest.mark.runs
@@ -752,6 +805,35 @@ def test_bm25_is_a_row_beside_encoders(write_suite: WriteSuite, write_beir: Writ
     assert row["model"] == "bm25" and found["mean"] == 1
     assert "| bm25 | not run | 100.00 (1) |" in (tmp_path / "out/table.md").read_text()
     assert tone["mean"] is None and "not run: bm25 has no weights to train" in tone["failed"][0]
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_figures_of_retrieval_on_changed_files_are_refused(
+    write_suite: WriteSuite,
+    models: dict[str, Path],
+    toy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The table would show the figures of files that are no longer there."""
+    made = recipe(tmp_path, toy, epochs=1)
+    keys = {"keys": {"device": "cpu", "max_tokens": 32}}
+    suite = write_suite({"toy": {"beir": str(toy), **keys}, "pairs": {"retrieval": made, **keys}}, seeds=[1])
+    rows = ("bm25", models["modernbert"])
+    before = run(suite, tmp_path / "out", *rows)
+    assert run(suite, tmp_path / "out", *rows) == before
+    capsys.readouterr()
+    for name, runs in (("test", 3), ("train", 1)):  # bm25 and the model on the set, and the model that was trained
+        file = toy / "qrels" / f"{name}.tsv"
+        there = file.read_text(encoding="utf-8")
+        file.write_text(there.replace("\td", "\td1", 3), encoding="utf-8")
+        run(suite, tmp_path / "out", *rows, code=78)
+        error = capsys.readouterr().err
+        assert error.count(f"{file} has changed since") == runs
+        assert "Restore them, name another folder, or remove these." in error
+        file.write_text(there, encoding="utf-8")
+    assert run(suite, tmp_path / "out", *rows) == before
 
 
 def test_texts_to_measure_on_are_as_long_as_they_say() -> None:
