@@ -33,7 +33,7 @@ SIZES, ROWS, FORMS = ("base", "large"), (1024, 8192), ("compiled", "eager")
 MICROBATCH_TOKENS = {"base": 98_304, "large": 49_152}
 BATCH_TOKENS = 589_824  # of one rank of eight in the recipe's batch of 4,608 x 1,024
 COPY_SHARE = 0.92  # of the memory's rate, reached by a plain copy
-BESIDE = {  # label -> index into GOALS
+COMPARED = {  # label -> index into GOALS
     "h200": {"relative to the goal": 0, "relative to the next goal": 1},
     "h100": {"relative to the published average": 2},
 }
@@ -164,7 +164,7 @@ def report(gpu: str, cases: Sequence[Case], most: int) -> Iterator[str]:
     rows.append(["tokens/s, from", *(f"{each:,.0f}" for each in slowest)])
     rows.append(["to", *(f"{each:,.0f}" for each in fastest)])
     goals = [GOALS[f"{case.size}-{case.work.row_tokens}"] for case in cases]
-    for title, which in BESIDE.get(gpu, {}).items():
+    for title, which in COMPARED.get(gpu, {}).items():
         pairs = zip(slowest, fastest, goals, strict=True)
         rows.append([title, *(f"{a / goal[which]:.2f} to {b / goal[which]:.2f} x" for a, b, goal in pairs)])
     rows.append(["bytes of a token and layer", *(f"{case.layer_bytes:,.0f}" for case in cases)])

@@ -10,7 +10,7 @@ from modernbert_train.config.knob import knob
 from modernbert_train.config.model import MAX_WIDTH, ModelConfig
 from modernbert_train.config.objective import MaskedLmConfig
 
-BESIDE = ("kl", "cosine", "mse", "pooled")  # terms that need the teacher
+TEACHER_TERMS = ("kl", "cosine", "mse", "pooled")  # terms that need the teacher
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class DistillConfig(MaskedLmConfig):
 
     @property
     def terms(self) -> Mapping[str, float]:
-        of_teacher = {term: float(getattr(self, f"{term}_weight")) for term in BESIDE}
+        of_teacher = {term: float(getattr(self, f"{term}_weight")) for term in TEACHER_TERMS}
         return {"mlm": self.mlm_weight} | {term: weight for term, weight in of_teacher.items() if weight}
 
     @property

@@ -22,12 +22,12 @@ _BETWEEN = {"softmax": 0.0, "sigmoid": 0.5, "identity": 0.0}  # share of 1s abov
 Classify = Callable[[Tensor, Tensor, Tensor, Link], Tensor]
 
 
-def linear(learned_LD: Tensor, targets_LC: Tensor, told_ND: Tensor, link: Link) -> Tensor:
+def linear(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link) -> Tensor:
     """Fit logistic or ridge regression to standardised embeddings, with scikit-learn's default penalty, and predict.
 
     Args:
         learned_LD, targets_LC: training embeddings and their targets.
-        told_ND: embeddings to predict for.
+        texts_ND: embeddings to predict for.
         link: meaning of the outputs, see `Kind`; identity is ridge regression, in closed form.
 
     Returns:
@@ -59,19 +59,19 @@ def linear(learned_LD: Tensor, targets_LC: Tensor, told_ND: Tensor, link: Link) 
 
         optimizer.step(loss)
     with torch.no_grad():
-        return ((told_ND - mean_D) / deviation_D) @ weight_CD.T + bias_C
+        return ((texts_ND - mean_D) / deviation_D) @ weight_CD.T + bias_C
 
 
-def nearest(learned_LD: Tensor, targets_LC: Tensor, told_ND: Tensor, link: Link) -> Tensor:
+def nearest(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link) -> Tensor:
     """Predict the label of the nearest text by cosine, the first of ties. Arguments as `linear`."""
     learned_DL = F.normalize(learned_LD, dim=1).T
-    found = [(F.normalize(part, dim=1) @ learned_DL).argmax(dim=1) for part in told_ND.split(_BLOCK)]
+    found = [(F.normalize(part, dim=1) @ learned_DL).argmax(dim=1) for part in texts_ND.split(_BLOCK)]
     return targets_LC[torch.cat(found)] - _BETWEEN[link]
 
 
-def majority(learned_LD: Tensor, targets_LC: Tensor, told_ND: Tensor, link: Link) -> Tensor:
+def majority(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link) -> Tensor:
     """Predict always the most frequent class, the first of ties. Arguments as `linear`."""
-    return (targets_LC.mean(dim=0) - _BETWEEN[link]).expand(len(told_ND), -1)
+    return (targets_LC.mean(dim=0) - _BETWEEN[link]).expand(len(texts_ND), -1)
 
 
 CLASSIFIERS: dict[str, Classify] = {"linear": linear, "nearest": nearest}

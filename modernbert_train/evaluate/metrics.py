@@ -27,72 +27,74 @@ Tags = Sequence[str]
 Metric = Callable[[Tensor, Tensor], Any]  # of predictions and labels
 
 
-def accuracy(told_N: Tensor, labels_N: Tensor) -> float:
+def accuracy(predicted_N: Tensor, labels_N: Tensor) -> float:
     """Return the share of texts whose class was predicted."""
-    return float((told_N == labels_N).double().mean())
+    return float((predicted_N == labels_N).double().mean())
 
 
-def f1(told_N: Tensor, labels_N: Tensor) -> float:
+def f1(predicted_N: Tensor, labels_N: Tensor) -> float:
     """Return the F1 of the second of two classes, as in GLUE."""
-    return float(classification.binary_f1_score((told_N == 1).long(), (labels_N == 1).long()))
+    return float(classification.binary_f1_score((predicted_N == 1).long(), (labels_N == 1).long()))
 
 
-def macro_f1(told_N: Tensor, labels_N: Tensor) -> float:
+def macro_f1(predicted_N: Tensor, labels_N: Tensor) -> float:
     """Return the mean of the classes' F1, without classes absent from both labels and predictions."""
-    return float(classification.multiclass_f1_score(told_N, labels_N, _classes(told_N, labels_N), average="macro"))
+    return float(
+        classification.multiclass_f1_score(predicted_N, labels_N, _classes(predicted_N, labels_N), average="macro")
+    )
 
 
-def relation_f1(told_N: Tensor, labels_N: Tensor) -> float:
+def relation_f1(predicted_N: Tensor, labels_N: Tensor) -> float:
     """F1 over the texts of all classes but the first, which means no relation; 0 without any."""
-    right = int(((told_N == labels_N) & (labels_N > 0)).sum())
-    return 2 * right / max(1, int((told_N > 0).sum() + (labels_N > 0).sum()))
+    right = int(((predicted_N == labels_N) & (labels_N > 0)).sum())
+    return 2 * right / max(1, int((predicted_N > 0).sum() + (labels_N > 0).sum()))
 
 
-def matthews(told_N: Tensor, labels_N: Tensor) -> float:
+def matthews(predicted_N: Tensor, labels_N: Tensor) -> float:
     """Matthews' correlation; 0 if all labels or all predictions are one class, as scikit-learn has it."""
-    if min(len(each.unique()) for each in (told_N, labels_N)) < 2:
+    if min(len(each.unique()) for each in (predicted_N, labels_N)) < 2:
         return 0.0
-    return float(classification.multiclass_matthews_corrcoef(told_N, labels_N, _classes(told_N, labels_N)))
+    return float(classification.multiclass_matthews_corrcoef(predicted_N, labels_N, _classes(predicted_N, labels_N)))
 
 
-def pearson(told_N: Tensor, scores_N: Tensor) -> float:
+def pearson(predicted_N: Tensor, scores_N: Tensor) -> float:
     """Pearson's correlation; NaN if all scores are equal."""
-    return _correlation(regression.pearson_corrcoef, told_N, scores_N)
+    return _correlation(regression.pearson_corrcoef, predicted_N, scores_N)
 
 
-def spearman(told_N: Tensor, scores_N: Tensor) -> float:
+def spearman(predicted_N: Tensor, scores_N: Tensor) -> float:
     """Spearman's correlation of ranks, equal ones sharing theirs; NaN if all scores are equal."""
-    return _correlation(regression.spearman_corrcoef, told_N, scores_N)
+    return _correlation(regression.spearman_corrcoef, predicted_N, scores_N)
 
 
-def exact(told_NL: Tensor, labels_NL: Tensor) -> float:
+def exact(predicted_NL: Tensor, labels_NL: Tensor) -> float:
     """Return the share of texts with exactly the right classes predicted."""
-    return float((told_NL == labels_NL).all(dim=1).double().mean())
+    return float((predicted_NL == labels_NL).all(dim=1).double().mean())
 
 
-def micro_f1_of_many(told_NL: Tensor, labels_NL: Tensor) -> float:
+def micro_f1_of_many(predicted_NL: Tensor, labels_NL: Tensor) -> float:
     """F1 of all classes of all texts together."""
-    return _f1_of_many(told_NL, labels_NL, "micro")
+    return _f1_of_many(predicted_NL, labels_NL, "micro")
 
 
-def macro_f1_of_many(told_NL: Tensor, labels_NL: Tensor) -> float:
+def macro_f1_of_many(predicted_NL: Tensor, labels_NL: Tensor) -> float:
     """Return the mean of the classes' F1."""
-    return _f1_of_many(told_NL, labels_NL, "macro")
+    return _f1_of_many(predicted_NL, labels_NL, "macro")
 
 
-def _f1_of_many(told_NL: Tensor, labels_NL: Tensor, average: Literal["micro", "macro"]) -> float:
+def _f1_of_many(predicted_NL: Tensor, labels_NL: Tensor, average: Literal["micro", "macro"]) -> float:
     if labels_NL.shape[1] == 1:  # which torchmetrics refuses
-        return float(classification.binary_f1_score(told_NL[:, 0], labels_NL[:, 0]))
-    return float(classification.multilabel_f1_score(told_NL, labels_NL, labels_NL.shape[1], average=average))
+        return float(classification.binary_f1_score(predicted_NL[:, 0], labels_NL[:, 0]))
+    return float(classification.multilabel_f1_score(predicted_NL, labels_NL, labels_NL.shape[1], average=average))
 
 
-def _correlation(measure: Metric, told_N: Tensor, scores_N: Tensor) -> float:
-    varies = all(bool(each_N.min() < each_N.max()) for each_N in (told_N, scores_N))
-    return float(measure(told_N.double(), scores_N.double())) if varies else float("nan")
+def _correlation(measure: Metric, predicted_N: Tensor, scores_N: Tensor) -> float:
+    varies = all(bool(each_N.min() < each_N.max()) for each_N in (predicted_N, scores_N))
+    return float(measure(predicted_N.double(), scores_N.double())) if varies else float("nan")
 
 
-def _classes(told_N: Tensor, labels_N: Tensor) -> int:
-    return max(2, int(torch.maximum(told_N.max(), labels_N.max())) + 1)
+def _classes(predicted_N: Tensor, labels_N: Tensor) -> int:
+    return max(2, int(torch.maximum(predicted_N.max(), labels_N.max())) + 1)
 
 
 OF_CLASSES: Mapping[str, Metric] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from modernbert_train.config.distill import BESIDE
+from modernbert_train.config.distill import TEACHER_TERMS
 from modernbert_train.config.plugins import Rows
 from modernbert_train.config.schema import (
     AlbertConfig,
@@ -54,8 +54,8 @@ HEADS: Rows[tuple[str, ...], type[OnEncoder]] = Rows(
         ("tokens", "pair"): "modernbert_train.models.pairs:WithOrder",
         **{
             ("tokens", *some): "modernbert_train.models.distilled:Distilled"
-            for n in range(1, 1 + len(BESIDE))
-            for some in combinations(BESIDE, n)
+            for n in range(1, 1 + len(TEACHER_TERMS))
+            for some in combinations(TEACHER_TERMS, n)
         },
         ("generator", "replaced"): "modernbert_train.models.replaced:ForReplacedTokens",
         ("generator", "replaced", "tokens"): "modernbert_train.models.replaced:ForReplacedAndMasked",

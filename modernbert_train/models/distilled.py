@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from modernbert_train.batch import IGNORED_LABEL, Batch, Packed, Sums
-from modernbert_train.config.distill import BESIDE
+from modernbert_train.config.distill import TEACHER_TERMS
 from modernbert_train.config.schema import DistillConfig, ModelConfig
 from modernbert_train.models.casts import Linear
 from modernbert_train.models.encoder import Encoder, OnEncoder
@@ -153,8 +153,8 @@ class Distilled(ForMaskedLM):
         self._divergence_and_gradient = torch.compile(divergence_and_gradient, dynamic=False, **options)
 
     def forward(self, batch: Batch, figures: bool = False) -> Sums:
-        """See `ForMaskedLM`; in addition to `mlm`, the terms of `BESIDE` that the batch counts."""
-        if not batch.counts.keys() & {*BESIDE}:
+        """See `ForMaskedLM`; in addition to `mlm`, the terms of `TEACHER_TERMS` that the batch counts."""
+        if not batch.counts.keys() & {*TEACHER_TERMS}:
             return super().forward(batch, figures)
         hidden_TD = self.encode(batch.packed)
         assert self._teachers, "a training batch before `listen`"

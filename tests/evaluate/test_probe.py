@@ -219,7 +219,7 @@ def test_a_run_of_another_encoder_and_objective_is_probed(tiny_run: TinyRun, tmp
 def test_logistic_regression_is_that_of_its_definition() -> None:
     """Compared with plain gradient descent; other scales, and a constant dimension, change nothing."""
     draw = torch.Generator().manual_seed(1)
-    inputs_LD, told_ND = torch.randn(2, 90, 4, generator=draw, dtype=torch.float64)
+    inputs_LD, texts_ND = torch.randn(2, 90, 4, generator=draw, dtype=torch.float64)
     labels_L = (inputs_LD[:, :3] + torch.randn(90, 3, generator=draw, dtype=torch.float64)).argmax(dim=1)
     mean_D, deviation_D = inputs_LD.mean(dim=0), inputs_LD.std(dim=0, correction=0)
     weight_CD, bias_C = torch.zeros(3, 4, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
@@ -228,12 +228,12 @@ def test_logistic_regression_is_that_of_its_definition() -> None:
         wrong_LC = (standard_LD @ weight_CD.T + bias_C).softmax(dim=1) - one_hot_LC
         weight_CD = weight_CD - 0.5 * (wrong_LC.T @ standard_LD + weight_CD) / 90
         bias_C = bias_C - 0.5 * wrong_LC.mean(dim=0)
-    expected_N = ((told_ND - mean_D) / deviation_D @ weight_CD.T + bias_C).argmax(dim=1)
-    assert torch.equal(linear(inputs_LD, one_hot_LC, told_ND, "softmax").argmax(dim=1), expected_N)
-    moved = linear(inputs_LD * 1000 + 7, one_hot_LC, told_ND * 1000 + 7, "softmax")
+    expected_N = ((texts_ND - mean_D) / deviation_D @ weight_CD.T + bias_C).argmax(dim=1)
+    assert torch.equal(linear(inputs_LD, one_hot_LC, texts_ND, "softmax").argmax(dim=1), expected_N)
+    moved = linear(inputs_LD * 1000 + 7, one_hot_LC, texts_ND * 1000 + 7, "softmax")
     assert torch.equal(moved.argmax(dim=1), expected_N)
     constant = torch.full((90, 1), 0.1, dtype=torch.float64)
-    padded = [torch.cat([each, constant], dim=1) for each in (inputs_LD, told_ND)]
+    padded = [torch.cat([each, constant], dim=1) for each in (inputs_LD, texts_ND)]
     assert torch.equal(linear(padded[0], one_hot_LC, padded[1], "softmax").argmax(dim=1), expected_N)
 
 
@@ -266,11 +266,11 @@ def test_scores_and_several_classes_are_probed_as_one_class_is(
 def test_ridge_regression_is_scikit_learns() -> None:
     model = pytest.importorskip("sklearn.linear_model", reason="scikit-learn is not installed")
     draw = torch.Generator().manual_seed(1)
-    inputs_LD, told_ND = torch.randn(2, 50, 4, generator=draw, dtype=torch.float64)
+    inputs_LD, texts_ND = torch.randn(2, 50, 4, generator=draw, dtype=torch.float64)
     scores_LC = inputs_LD[:, :1] * 3 + torch.randn(50, 1, generator=draw, dtype=torch.float64)
-    standard = [(each - inputs_LD.mean(dim=0)) / inputs_LD.std(dim=0, correction=0) for each in (inputs_LD, told_ND)]
+    standard = [(each - inputs_LD.mean(dim=0)) / inputs_LD.std(dim=0, correction=0) for each in (inputs_LD, texts_ND)]
     expected = model.Ridge().fit(standard[0].numpy(), scores_LC.numpy()).predict(standard[1].numpy())
-    found = linear(inputs_LD, scores_LC, told_ND, "identity")
+    found = linear(inputs_LD, scores_LC, texts_ND, "identity")
     assert found[:, 0].numpy() == pytest.approx(expected.reshape(-1), abs=1e-9)
 
 
