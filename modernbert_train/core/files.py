@@ -176,8 +176,8 @@ def write_out(path: Path, text: str) -> Path:
     Raises:
         StorageError: it cannot be written, and the old file is unchanged; or it is a device, which would be replaced.
     """
-    if path.exists() and not path.is_file():
-        raise StorageError(f"{path}: is no file. Name a file; without --out the text goes to the terminal.")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise StorageError(f"{path}: cannot be written: it is a device, which a file would replace. Name a file.")
     with os_errors_as(StorageError, f"{path}: cannot be written", "Free space, fix the path, or name another file."):
         write_whole(path, text)
     return path
