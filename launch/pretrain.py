@@ -48,7 +48,7 @@ from modernbert_train.errors import (
     interrupts_as,
 )
 from modernbert_train.plan.answer import answer
-from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
+from modernbert_train.plan.expected_loss import Expected, rule_of
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.recipe import MAX_PASSES, SIZES, RunRequest, run_yaml
@@ -447,10 +447,11 @@ def _expected(place: Place) -> Expected | None:
     """Return the held-out loss that the plan predicts; None if the loss rule does not apply to the run."""
     config, record = load_run([place.run_yaml]), _record(place.run_yaml) or {}
     text, unigram = record.get("text_tokens"), record.get("unigram_loss")
-    if not (text and unigram and is_ruled(Clock.of(config), from_scratch=config.from_scratch)):
+    rule = rule_of(Clock.of(config), config.optim.name, from_scratch=config.from_scratch)
+    if rule is None or not (text and unigram):
         return None
     held_out = load_typed(PrepareConfig, [place.data_yaml]).validation_share
-    return expect(
+    return rule.expect(
         count_parameters(config.model, config.objective).active,
         config.total_tokens,
         unigram_loss=unigram,

@@ -1,11 +1,11 @@
 """Expected held-out loss for a number of parameters and tokens, by a rule fitted to runs of the quickstart's recipe.
 
-    loss / unigram loss = FLOOR + SIZE / parameters^ALPHA + DATA / tokens^BETA      (both counted in millions)
+    loss / unigram loss = FLOOR + size / parameters^ALPHA + data / tokens^beta      (both counted in millions)
 
 This is equation 2 of Hoffmann et al. 2022 (arXiv 2203.15556), relative to the unigram loss of the text, so it applies
 to texts and vocabularies of other entropy. Repeated text counts less and less: tokens are the effective ones of
 Muennighoff et al. 2023 (arXiv 2305.16264, section 3.1), with their constant. The runs are in
-`benchmarks/expected_loss.json`; `python -m benchmarks.expected_loss` computes the constants of this file from them.
+`benchmarks/expected_loss.json`; `python -m benchmarks.expected_loss` makes them, and computes the constants of RULES.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from modernbert_train.clock import Clock
 # ALPHA is Hoffmann's; with this floor and an assumed unigram loss of 7.0 the rule predicts 1.34 nats for the
 # RoBERTa-base that was trained on a billion tokens (its card, nyu-mll/roberta-base-1B-3: perplexity 3.84, 1.345 nats).
 FLOOR, ALPHA = 0.16, 0.34
-SIZE, DATA, BETA = 0.0968, 0.4205, 0.3905
 REPEATS = 15.39  # passes after the first that are worth 1 - 1/e as many of new text; R*_D of Muennighoff et al.
-RESIDUAL = 0.023  # share of the unigram loss; nine of ten runs left out of the fit deviate less
 # The same for a held-out text of 20,000 tokens; falls with the square root of its tokens. Compared with the 50,000
 # tokens of the table, the first 20,000 of its two texts were harder by 0.05 and easier by 0.003, as shares of the
 # unigram loss.
@@ -57,92 +55,116 @@ class Expected:
         return text if self.extrapolates is None else f"{text} ({self.extrapolates})"
 
 
-def expect(
-    parameters: float,
-    tokens: float,
-    *,
-    unigram_loss: float,
-    unique_tokens: float | None = None,
-    batch_tokens: float = BATCH,
-    held_out_tokens: float = 200_000,
-) -> Expected:
-    """Predict the loss at the end of a run whose learning rate has decayed.
+@dataclass(frozen=True)
+class Rule:
+    """The rule for one optimizer.
 
-    Args:
-        parameters: without the embedding table: `Parameters.active`.
-        tokens: trained, repeats included.
-        unigram_loss: loss of the held-out text under the training text's token frequencies, in nats per token.
-        unique_tokens: tokens of the training text; None: no text is repeated.
-        batch_tokens: tokens of the full global batch. In batches larger than the table's a token may be worth less;
-            the upper end then assumes as many steps of the table's batch.
-        held_out_tokens: measured tokens: a short text is easier or harder by chance.
+    Attributes:
+        size, data, beta: constants of the rule.
+        residual: share of the unigram loss; nine of ten runs left out of the fit deviate less.
     """
-    useful = effective_tokens(tokens, tokens if unique_tokens is None else unique_tokens)
-    share = share_of_unigram(parameters, useful)
-    highest_share = share_of_unigram(parameters, useful * min(1.0, BATCH / batch_tokens))
-    spread = math.hypot(RESIDUAL, SAMPLE * math.sqrt(20_000 / held_out_tokens))
-    spread += PER_DOUBLING * (_doublings(parameters, PARAMETERS) + _doublings(useful, TOKENS))
-    low, high = max(0.0, share - spread), min(1.0, highest_share + spread)
-    beyond = [
-        *_beyond(parameters, PARAMETERS, "parameters"),
-        *_beyond(tokens, TOKENS, "tokens"),
-        *([f"{_times(batch_tokens / BATCH)} larger batches"] if batch_tokens > 2 * BATCH else []),
-    ]
-    return Expected(
-        loss=unigram_loss * share,
-        low=unigram_loss * low,
-        high=unigram_loss * high,
-        extrapolates=" and ".join(beyond) + " than any measured run" if beyond else None,
-        is_known=highest_share - share + 2 * spread <= 2 * MAX_HALF_RANGE,
-    )
+
+    size: float
+    data: float
+    beta: float
+    residual: float
+
+    def share(self, parameters: float, tokens: float) -> float:
+        """Return held-out loss / unigram loss for effective tokens; at most 1."""
+        return min(1.0, FLOOR + self.size / (parameters / 1e6) ** ALPHA + self.data / (tokens / 1e6) ** self.beta)
+
+    def expect(
+        self,
+        parameters: float,
+        tokens: float,
+        *,
+        unigram_loss: float,
+        unique_tokens: float | None = None,
+        batch_tokens: float = BATCH,
+        held_out_tokens: float = 200_000,
+    ) -> Expected:
+        """Predict the loss at the end of a run whose learning rate has decayed.
+
+        Args:
+            parameters: without the embedding table: `Parameters.active`.
+            tokens: trained, repeats included.
+            unigram_loss: loss of the held-out text under the training text's token frequencies, in nats per token.
+            unique_tokens: tokens of the training text; None: no text is repeated.
+            batch_tokens: tokens of the full global batch. In batches larger than the table's a token may be worth less;
+                the upper end then assumes as many steps of the table's batch.
+            held_out_tokens: measured tokens: a short text is easier or harder by chance.
+        """
+        useful = effective_tokens(tokens, tokens if unique_tokens is None else unique_tokens)
+        share = self.share(parameters, useful)
+        highest_share = self.share(parameters, useful * min(1.0, BATCH / batch_tokens))
+        spread = math.hypot(self.residual, SAMPLE * math.sqrt(20_000 / held_out_tokens))
+        spread += PER_DOUBLING * (_doublings(parameters, PARAMETERS) + _doublings(useful, TOKENS))
+        low, high = max(0.0, share - spread), min(1.0, highest_share + spread)
+        beyond = [
+            *_beyond(parameters, PARAMETERS, "parameters"),
+            *_beyond(tokens, TOKENS, "tokens"),
+            *([f"{_times(batch_tokens / BATCH)} larger batches"] if batch_tokens > 2 * BATCH else []),
+        ]
+        return Expected(
+            loss=unigram_loss * share,
+            low=unigram_loss * low,
+            high=unigram_loss * high,
+            extrapolates=" and ".join(beyond) + " than any measured run" if beyond else None,
+            is_known=highest_share - share + 2 * spread <= 2 * MAX_HALF_RANGE,
+        )
+
+    def behind(
+        self,
+        loss: float,
+        parameters: float,
+        tokens: float,
+        steps: int,
+        *,
+        unigram_loss: float,
+        unique_tokens: float,
+        held_out_tokens: float,
+    ) -> str | None:
+        """Say how far a run is behind at one of its validations; None if it is not, or if nothing is known.
+
+        While the learning rate is high, the table's runs are about as good as a run that ends after as many tokens, so
+        its range applies to them: at most 0.03 of the unigram loss worse, mostly better. A run is behind if its loss is
+        twice as far above the rule as the range reaches. Further than two doublings from the table there is no verdict.
+
+        Args:
+            loss: held-out loss, in nats per predicted token.
+            parameters, unigram_loss, unique_tokens, held_out_tokens: see `expect`.
+            tokens, steps: trained so far.
+        """
+        batch = max(BATCH, tokens / steps)
+        useful = effective_tokens(tokens, unique_tokens)
+        if useful * BATCH / batch < TOKENS[0] or _doublings(parameters, PARAMETERS) + _doublings(useful, TOKENS) > 2:
+            return None
+        found = self.expect(
+            parameters,
+            tokens,
+            unigram_loss=unigram_loss,
+            unique_tokens=unique_tokens,
+            batch_tokens=batch,
+            held_out_tokens=held_out_tokens,
+        )
+        if loss <= 2 * found.high - found.loss:
+            return None
+        return (
+            f"held-out loss {loss:.2f} is {loss - found.loss:.2f} above what runs of this size and tokens had at this "
+            f"point ({found.low:.2f} to {found.high:.2f}): look at optim.lr, model.init_std and the text "
+            "(docs/stability.md)"
+        )
 
 
-def behind(
-    loss: float,
-    parameters: float,
-    tokens: float,
-    steps: int,
-    *,
-    unigram_loss: float,
-    unique_tokens: float,
-    held_out_tokens: float,
-) -> str | None:
-    """Say how far a run is behind at one of its validations; None if it is not, or if nothing is known.
-
-    While the learning rate is high, the table's runs are about as good as a run that ends after as many tokens, so its
-    range applies to them: at most 0.03 of the unigram loss worse, mostly better. A run is behind if its loss is twice
-    as far above the rule as the range reaches. Further than two doublings from the table there is no verdict.
-
-    Args:
-        loss: held-out loss, in nats per predicted token.
-        parameters, unigram_loss, unique_tokens, held_out_tokens: see `expect`.
-        tokens, steps: trained so far.
-    """
-    batch = max(BATCH, tokens / steps)
-    useful = effective_tokens(tokens, unique_tokens)
-    if useful * BATCH / batch < TOKENS[0] or _doublings(parameters, PARAMETERS) + _doublings(useful, TOKENS) > 2:
-        return None
-    found = expect(
-        parameters,
-        tokens,
-        unigram_loss=unigram_loss,
-        unique_tokens=unique_tokens,
-        batch_tokens=batch,
-        held_out_tokens=held_out_tokens,
-    )
-    if loss <= 2 * found.high - found.loss:
-        return None
-    return (
-        f"held-out loss {loss:.2f} is {loss - found.loss:.2f} above what runs of this size and tokens had at this "
-        f"point ({found.low:.2f} to {found.high:.2f}): look at optim.lr, model.init_std and the text "
-        "(docs/stability.md)"
-    )
+RULES = {
+    "stable_adamw": Rule(0.0968, 0.4205, 0.3905, 0.023),
+}
 
 
-def is_ruled(clock: Clock, *, from_scratch: bool) -> bool:
-    """Return True if the rule applies: a ModernBERT from scratch with masked-language modelling."""
+def rule_of(clock: Clock, optimizer: str, *, from_scratch: bool) -> Rule | None:
+    """Return an optimizer's rule for a ModernBERT from scratch with masked-language modelling; None for other runs."""
     kinds = {(now.model.name, now.objective.name) for now in clock.phases}
-    return from_scratch and kinds == {("modernbert", "mlm")}
+    return RULES.get(optimizer) if from_scratch and kinds == {("modernbert", "mlm")} else None
 
 
 def effective_tokens(tokens: float, unique_tokens: float) -> float:
@@ -151,11 +173,6 @@ def effective_tokens(tokens: float, unique_tokens: float) -> float:
         return tokens
     repeats = tokens / unique_tokens - 1
     return unique_tokens * (1 + REPEATS * (1 - math.exp(-repeats / REPEATS)))
-
-
-def share_of_unigram(parameters: float, tokens: float) -> float:
-    """Return held-out loss / unigram loss by the rule, for effective tokens; at most 1."""
-    return min(1.0, FLOOR + SIZE / (parameters / 1e6) ** ALPHA + DATA / (tokens / 1e6) ** BETA)
 
 
 def _doublings(value: float, span: tuple[int, int]) -> float:

@@ -24,7 +24,7 @@ from modernbert_train.data.facts import DataFacts, missing_stream
 from modernbert_train.data.unigram import held_out_unigram_loss
 from modernbert_train.plan.census import Census, census
 from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
-from modernbert_train.plan.expected_loss import Expected, expect, is_ruled
+from modernbert_train.plan.expected_loss import Expected, rule_of
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import Memory, Strategy, usable_bytes
@@ -124,10 +124,11 @@ class Plan:
     @property
     def expected(self) -> Expected | None:
         """Held-out loss at the end; None without a `unigram_loss`."""
-        if self.unigram_loss is None or self.validation_tokens is None:
+        rule = rule_of(Clock.of(self.config), self.config.optim.name, from_scratch=self.config.from_scratch)
+        if rule is None or self.unigram_loss is None or self.validation_tokens is None:
             return None
         largest = max(phase.config.batch_rows * phase.config.row_tokens for phase in self.phases)
-        return expect(
+        return rule.expect(
             self.parameters.active,
             self.config.total_tokens,
             unigram_loss=self.unigram_loss,
@@ -232,7 +233,11 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
         _phase(now, texts[now.index], [each for each in ranges if each.phase == now.index]) for now in clock.phases
     )
     held_out_tokens, unigram_loss = _validation_tokens(config, facts), None
-    if facts is not None and documents.streams and is_ruled(clock, from_scratch=config.from_scratch):
+    if (
+        facts is not None
+        and documents.streams
+        and rule_of(clock, config.optim.name, from_scratch=config.from_scratch) is not None
+    ):
         unigram_loss = held_out_unigram_loss(data, config.phases.values(), config.model.vocab_size, facts)
     return Plan(
         config=config,

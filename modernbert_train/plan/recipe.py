@@ -20,7 +20,7 @@ from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunCon
 from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import rate, tokens_text
-from modernbert_train.plan.expected_loss import effective_tokens, share_of_unigram
+from modernbert_train.plan.expected_loss import RULES, effective_tokens
 from modernbert_train.plan.parameters import Parameters, count_parameters
 
 TOKENS_PER_PARAMETER = 20  # lowest loss for a given compute: Hoffmann et al. 2022, arXiv 2203.15556
@@ -223,7 +223,9 @@ def sizes_for_hours(
         parameters = size.parameters(entries)
         if math.isfinite(best) and tokens < MIN_PER_PARAMETER * parameters:
             return
-        loss = share_of_unigram(size.counted(entries).active, effective_tokens(max(1.0, tokens), text_tokens))
+        loss = RULES["stable_adamw"].share(
+            size.counted(entries).active, effective_tokens(max(1.0, tokens), text_tokens)
+        )
         yield Affordable(size, entries, _whole(tokens), loss)
         worse = worse + 1 if loss > best else 0
         if worse == 2:

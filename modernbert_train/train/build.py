@@ -28,6 +28,7 @@ from modernbert_train.models import build as models
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
 from modernbert_train.optim.build import build_optimizer
+from modernbert_train.plan.expected_loss import rule_of
 from modernbert_train.report.eval_delta import measures_before
 from modernbert_train.report.progress import Progress, stage
 from modernbert_train.report.record import Record
@@ -126,7 +127,7 @@ def build(
             progress,
             folder.read_metrics,
             log,
-            from_scratch=config.from_scratch,
+            rule=rule_of(clock, config.optim.name, from_scratch=config.from_scratch),
             at_first=measures_before(config.weights, config.objective),
         ),
         checkpoints=Checkpoints(

@@ -17,7 +17,7 @@ from modernbert_train.evaluate.evaluators import Evaluator, build_evaluators, fi
 from modernbert_train.evaluate.heldout import Evaluation, HeldOutTexts
 from modernbert_train.evaluate.samples import Samples
 from modernbert_train.models.encoder import OnEncoder
-from modernbert_train.plan.expected_loss import behind, is_ruled
+from modernbert_train.plan.expected_loss import Rule
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.report.progress import Progress
 from modernbert_train.report.record import Record
@@ -67,7 +67,7 @@ class HeldOut(Measurement):
 
     kind = "validation"
 
-    def __init__(self, texts: HeldOutTexts, *given: Any, from_scratch: bool) -> None:
+    def __init__(self, texts: HeldOutTexts, *given: Any, rule: Rule | None) -> None:
         super().__init__(*given)
         self._settings, self._validation = texts.eval, texts.validation()
         self._samples = None
@@ -75,7 +75,7 @@ class HeldOut(Measurement):
             ids = token_ids(texts.data.tokenizer)
             self._samples = Samples(texts.eval.samples, ids, texts.facts.vocabulary.pad_id)
         self.last: Evaluation | None = None
-        self._is_ruled = is_ruled(self.clock, from_scratch=from_scratch)
+        self._rule = rule
         self._unique_tokens = sum(folder.card.tokens for folder in texts.facts.streams.values())
 
     def is_due(self, before: int, after: int) -> bool:
@@ -97,9 +97,9 @@ class HeldOut(Measurement):
     def _warn_once(self, found: Entry, entry: Entry) -> None:
         """Warn once if the run is far behind comparable runs; training continues."""
         first = self.clock.phases[0]
-        if not self._is_ruled or entry["tokens"] < 10 * first.phase.schedule.warmup_tokens:
+        if self._rule is None or entry["tokens"] < 10 * first.phase.schedule.warmup_tokens:
             return
-        warning = behind(
+        warning = self._rule.behind(
             found["loss"],
             count_parameters(first.model, first.objective).active,
             entry["tokens"],
@@ -109,7 +109,7 @@ class HeldOut(Measurement):
             held_out_tokens=self._validation.tokens,
         )
         if warning is not None:
-            self._is_ruled = False
+            self._rule = None
             self.progress.line(f"warning: {warning}")
 
 
@@ -145,7 +145,7 @@ class Measurements:
         record, progress: receive the results.
         read_metrics: returns the lines of metrics.jsonl; called on rank 0.
         log: sends numbers to the loggers.
-        from_scratch: True if the run starts from fresh weights.
+        rule: predicts held-out losses of such a run; None: there is none.
         at_first: also measure before the first step.
     """
 
@@ -160,7 +160,7 @@ class Measurements:
         read_metrics: Callable[[], list[Entry]],
         log: Callable[[Entry], None],
         *,
-        from_scratch: bool,
+        rule: Rule | None,
         at_first: bool,
     ) -> None:
         given = (clock, compute, record, progress)
@@ -168,7 +168,7 @@ class Measurements:
         self._at_first = at_first
         self._held_out = None
         if texts.facts.validation is not None:
-            self._held_out = HeldOut(texts, *given, from_scratch=from_scratch)
+            self._held_out = HeldOut(texts, *given, rule=rule)
         built = build_evaluators(evals, texts)
         evaluated = [Evaluated(name, evals[name].every_tokens, each, *given) for name, each in built.items()]
         self._all: list[Measurement] = [*([] if self._held_out is None else [self._held_out]), *evaluated]
