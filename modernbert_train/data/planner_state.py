@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TypedDict
 
@@ -11,7 +10,7 @@ import numpy as np
 from modernbert_train.config.schema import PhaseConfig
 from modernbert_train.core.read_json import Count
 from modernbert_train.data.packing import ChunkState, PackerState
-from modernbert_train.data.shuffle import CursorState, ShuffledChunks
+from modernbert_train.data.shuffle import CursorState, ShuffledChunks, tokens_given
 
 
 class PlannerState(TypedDict):
@@ -72,11 +71,10 @@ def check_state(
                 f"streams.{name}.laid_out_for", cursor["laid_out_for"],
                 {0, *(phase.row_tokens - special_tokens for phase in phases)},
             )  # fmt: skip
-            # a stream has given out the trained and the waiting chunks; each later phase may begin an epoch early, and
-            # may drop what was waiting
-            ends = itertools.accumulate(phase.tokens for phase in phases[:-1])
-            early = sum(state["tokens"] >= end for end in ends)
-            epochs = (state["tokens"] + waiting) // max(1, streams[name].num_tokens) + 2 * early
+            # a stream has given out the trained and the waiting chunks; a later phase may begin an epoch early and drop
+            # waiting chunks
+            early = len(phases) + 1 if state["tokens"] >= phases[0].tokens else 0
+            epochs = (state["tokens"] + waiting) // max(1, streams[name].num_tokens) + early
             if cursor["epoch"] > epochs:
                 raise ValueError(f"streams.{name}.epoch: expected at most {epochs}, found {cursor['epoch']}")
         _check_cursor(f"streams.{name}", cursor, streams[name])
@@ -98,26 +96,20 @@ def _check_cursor(field: str, cursor: CursorState, chunks: ShuffledChunks) -> No
     if cursor["block"] >= chunks.num_blocks:
         raise ValueError(f"{field}.block: the stream has {chunks.num_blocks} blocks, found {cursor['block']}")
     longest, taken, offset = cursor["laid_out_for"], cursor["taken"], cursor["offset"]
-    given = chunks.tokens_before(cursor["epoch"], cursor["block"])
-    if not (taken or offset):
-        _require_given(field, cursor, given)
-        return
-    if not longest:
-        raise ValueError(f"{field}.laid_out_for: expected above 0 where something was taken, found 0")
-    block = chunks.block(cursor["epoch"], cursor["block"], longest)
-    if taken > len(block):
-        raise ValueError(f"{field}.taken: the block has {len(block)} chunks, found {taken}")
-    left = int(block[taken, 2]) if taken < len(block) else 1
-    if offset >= left:
-        raise ValueError(f"{field}.offset: expected less than the {left} tokens of the chunk, found {offset}")
-    _require_given(field, cursor, given + int(block[:taken, 2].sum()) + offset)
-
-
-def _require_given(field: str, cursor: CursorState, expected: int) -> None:
-    if cursor.get("given", expected) != expected:
+    if taken or offset:
+        if not longest:
+            raise ValueError(f"{field}.laid_out_for: expected above 0 where something was taken, found 0")
+        block = chunks.block(cursor["epoch"], cursor["block"], longest)
+        if taken > len(block):
+            raise ValueError(f"{field}.taken: the block has {len(block)} chunks, found {taken}")
+        left = int(block[taken, 2]) if taken < len(block) else 1
+        if offset >= left:
+            raise ValueError(f"{field}.offset: expected less than the {left} tokens of the chunk, found {offset}")
+    given = tokens_given(cursor, chunks)
+    if cursor.get("given", given) != given:
         raise ValueError(
-            f"{field}: epoch {cursor['epoch']}, block {cursor['block']}, {cursor['taken']} chunks taken and offset "
-            f"{cursor['offset']} are {expected} tokens of the epoch, and {field}.given is {cursor.get('given')}"
+            f"{field}: epoch {cursor['epoch']}, block {cursor['block']}, {taken} chunks taken and offset {offset} are "
+            f"{given} tokens of the epoch, and {field}.given is {cursor.get('given')}"
         )
 
 

@@ -106,6 +106,15 @@ class CursorState(TypedDict):
     given: NotRequired[Count]
 
 
+def tokens_given(state: CursorState, chunks: ShuffledChunks) -> int:
+    """Return the tokens of an epoch before a position; reads the lengths of the epoch's earlier documents."""
+    before = chunks.tokens_before(state["epoch"], state["block"])
+    if not state["laid_out_for"]:
+        return before
+    block = chunks.block(state["epoch"], state["block"], state["laid_out_for"])
+    return before + int(block[: state["taken"], 2].sum()) + state["offset"]
+
+
 class ChunkCursor:
     """A position in the endless sequence of a stream's chunks, epoch after epoch; its state is a few numbers.
 
@@ -127,9 +136,9 @@ class ChunkCursor:
         self._max_tokens = 0  # longest chunk allowed now
         self._begin(0)
 
-    def _begin(self, epoch: int, block: int = 0, before: int = 0) -> None:
+    def _begin(self, epoch: int, block: int = 0, given: int = 0) -> None:
         self.epoch, self._block = epoch, block
-        self._before = before  # tokens of the epoch's earlier blocks
+        self._given = given  # tokens given out in this epoch
         self._laid_out_for = 0  # longest chunk in the block; 0: not laid out yet
         self._taken = 0  # whole chunks of the block given out
         self._offset = 0  # tokens given out of the following chunk
@@ -152,10 +161,12 @@ class ChunkCursor:
             rest = chunk._replace(start=start + self._offset, length=length - self._offset)
             if rest.length > self._max_tokens:
                 self._offset += self._max_tokens
+                self._given += self._max_tokens
                 return rest._replace(length=self._max_tokens)
             self._offset = 0
             chunk = rest
         self._taken += 1
+        self._given += chunk.length
         return chunk
 
     def whole_chunks(self) -> Ints:
@@ -172,6 +183,8 @@ class ChunkCursor:
 
     def skip(self, number: int) -> None:
         """Consume this many of `whole_chunks`."""
+        assert self._layout is not None
+        self._given += int(self._layout[self._taken : self._taken + number, 2].sum())
         self._taken += number
 
     def _upcoming(self) -> Ints:
@@ -185,7 +198,7 @@ class ChunkCursor:
             if self._block + 1 == self._chunks.num_blocks:
                 self._begin(self.epoch + 1)
             else:
-                self._begin(self.epoch, self._block + 1, self._before + int(self._layout[:, 2].sum()))
+                self._begin(self.epoch, self._block + 1, self._given)
 
     def begin_epoch(self) -> None:
         """Skip the rest of the epoch and begin the next, unless nothing was taken from this one."""
@@ -194,19 +207,17 @@ class ChunkCursor:
 
     def state_dict(self) -> CursorState:
         """Return the position as JSON."""
-        if self._layout is None and (self._taken or self._offset):  # nothing was read since it was loaded
-            self._layout = self._chunks.block(self.epoch, self._block, self._laid_out_for)
-        taken = 0 if self._layout is None else int(self._layout[: self._taken, 2].sum())
         return {
             "epoch": self.epoch,
             "block": self._block,
             "laid_out_for": self._laid_out_for,
             "taken": self._taken,
             "offset": self._offset,
-            "given": self._before + taken + self._offset,
+            "given": self._given,
         }
 
     def load_state_dict(self, state: CursorState) -> None:
-        """Continue from a position; lays out one block, and reads the lengths of the epoch's earlier documents."""
-        self._begin(state["epoch"], state["block"], self._chunks.tokens_before(state["epoch"], state["block"]))
+        """Continue from a position that `check_state` has found possible; lays out one block, at any position."""
+        given = state["given"] if "given" in state else tokens_given(state, self._chunks)
+        self._begin(state["epoch"], state["block"], given)
         self._laid_out_for, self._taken, self._offset = state["laid_out_for"], state["taken"], state["offset"]

@@ -223,7 +223,7 @@ def sizes_for_hours(
         parameters = size.parameters(entries)
         if math.isfinite(best) and tokens < MIN_PER_PARAMETER * parameters:
             return
-        loss = RULES["stable_adamw"].share(
+        loss = RULES[size.run.optim.name].share(
             size.counted(entries).active, effective_tokens(max(1.0, tokens), text_tokens)
         )
         yield Affordable(size, entries, _whole(tokens), loss)
