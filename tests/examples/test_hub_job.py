@@ -30,6 +30,18 @@ def test_the_header_asks_for_this_package_and_its_pythons() -> None:
     assert project["name"] in wanted["dependencies"] and project["name"] in wanted["tool"]["uv"]["sources"]
 
 
+def start(hub: str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the job on the dataset me/texts of a hub at this address."""
+    return subprocess.run(
+        [sys.executable, SCRIPT, "me/texts", "--size", "tiny", "--tokens", "20k", *options],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub, "HF_TOKEN": "hf_none",
+                          "HF_HUB_OFFLINE": "0", "HF_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+
+
 @pytest.mark.runs
 @pytest.mark.timeout(300)
 def test_of_a_dataset_with_splits_the_training_split_is_trained_on(tmp_path: Path) -> None:
@@ -44,14 +56,7 @@ def test_of_a_dataset_with_splits_the_training_split_is_trained_on(tmp_path: Pat
             content = io.BytesIO()
             parquet.write_table(pa.table({"text": make_texts(rows, seed=number)}), content)
             hub.datasets["me/texts"][name] = content.getvalue()
-        job = subprocess.run(
-            [sys.executable, SCRIPT, "me/texts", "--size", "tiny", "--tokens", "20k", "--dry-run"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_none",
-                              "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")},
-            capture_output=True,
-            text=True,
-        )  # fmt: skip
+        job = start(hub.address, tmp_path, "--dry-run")
     assert job.returncode == 0, f"{job.stdout}\n{job.stderr}"
     assert "me/texts: not trained on: README.md, data/test-00000-of-00001.parquet\n" in job.stdout
     assert "in 1 .parquet" in job.stdout and ".md" not in job.stdout.partition("looking at")[2]
@@ -64,13 +69,6 @@ def test_a_dataset_of_the_hub_becomes_a_model_of_the_hub(tmp_path: Path) -> None
     """The job's disk is deleted at its end: a model that is not pushed has been trained for nothing."""
     with running() as hub:
         hub.datasets["me/texts"] = {f"{n:02}.txt": text.encode() for n, text in enumerate(make_texts(40))}
-        job = subprocess.run(
-            [sys.executable, SCRIPT, "me/texts", "--push", "me/model", "--size", "tiny", "--tokens", "20k"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.address, "HF_TOKEN": "hf_none",
-                              "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")},
-            capture_output=True,
-            text=True,
-        )  # fmt: skip
+        job = start(hub.address, tmp_path, "--push", "me/model")
     assert job.returncode == 0, f"{job.stdout}\n{job.stderr}"
     assert {"config.json", "model.safetensors", "README.md"} <= hub.models["me/model"]["main"].keys()
