@@ -23,18 +23,24 @@ from datasets import load_dataset
 
 MAX_PAIRS = 4  # of a document
 _HEADING = re.compile(r"^(#{1,4})\s+(.+?)\s*#*$|^(\S.*)\n(?:=|-|~|\^){3,}$", re.MULTILINE)
-_MARKUP = re.compile(r"`+|\*\*|\{#.*?\}|\[([^\]]*)\]\([^)]*\)|:[a-z:]+:`([^`<]*)[^`]*`")
+_FRONT = re.compile(r"\A---\n(.*?)^---$", re.DOTALL | re.MULTILINE)  # keys of a page in YAML
+_TITLE = re.compile(r"^title: *[\"']?(.+?)[\"']? *$", re.MULTILINE)
+_MARKUP = re.compile(r"`+|\*\*|\{#.*?\}|\[([^\]]*)\]\([^)]*\)|:[a-z:]+:`([^`<]*)[^`]*`|</?[a-z][^>]*>")
 
 
 def sections(text: str) -> Iterator[tuple[str, str]]:
-    """(heading - page title, text of the section) for each section of a page."""
+    """(heading - page title, text of the section) for each section; front matter is no text, but may give the title."""
+    front = _FRONT.match(text)
+    named = _TITLE.search(front[1]) if front else None
+    text = text[front.end() :] if front else text
     found = list(_HEADING.finditer(text))
     titles = [_MARKUP.sub(r"\1\2", each[2] or each[3]).strip() for each in found]
+    page = named[1] if named else titles[0] if titles else ""
     ends = [each.start() for each in found[1:]] + [len(text)]
-    for title, each, end in zip(titles[1:], found[1:], ends[1:], strict=True):
+    for title, each, end in zip(titles, found, ends, strict=False):
         answer = text[each.end() : end].strip()
-        if 50 <= len(answer.split()) <= 400:
-            yield f"{title} - {titles[0]}", answer
+        if title != page and any(map(str.isalpha, title)) and 50 <= len(answer.split()) <= 400:
+            yield f"{title} - {page}", answer
 
 
 def functions(text: str) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,17 @@ def test_a_heading_with_its_page_is_the_query_of_its_section(tmp_path: Path, mon
     assert found == [{"query": "How to brew - Guide to tea", "positive": SECTION}]
 
 
+@pytest.mark.parametrize(
+    ("front", "title"),
+    [("title: 'Tea'\ndate: 2026-01-02\n", "Tea"), ("date: 2026-01-02\n", "A guide")],
+    ids=["with a title", "without"],
+)
+def test_front_matter_is_no_heading(front: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = f"---\n{front}---\n\n# A guide\n\nShort.\n\n## How to brew\n\n{SECTION}\n"
+    found = run(monkeypatch, tmp_path / "out.jsonl", documents(tmp_path / "a.jsonl", ("a/guide.md", page)))
+    assert found == [{"query": f"How to brew - {title}", "positive": SECTION}]
+
+
 def test_a_docstring_is_the_query_of_its_function_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
