@@ -75,6 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(unknown_verb(words[0]))
         return parser.EXIT_CODE
     verb = BY_NAME[words[0]]
+    _wait_briefly()
     if verb.is_program:
         return int(importlib.import_module(verb.home).main(words[1:]))
     options = parse(make_parser(verb), words[1:])
@@ -86,6 +87,17 @@ def main(arguments: list[str] | None = None) -> int:
             print(redact(traceback.format_exc()), end="", file=sys.stderr)
         print("error: this is a bug. Report it with the lines above and the output of `doctor`.", file=sys.stderr)
         return RunError.exit_code
+
+
+def _wait_briefly() -> None:
+    """Let threads of torch that wait for each other on a CPU sleep after a moment, in this process and its children.
+
+    By default libgomp lets them turn 300,000 times, unless it has more threads than there are cores. It counts only its
+    own: beside one other busy process the waiting thread holds the core that the other threads need, and a step takes
+    many times as long. 1,000 turns are libgomp's own choice for too many threads.
+    """
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def parse(of_verb: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:

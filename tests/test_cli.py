@@ -287,3 +287,23 @@ def test_a_handful_of_held_out_tokens_is_reported_with_what_it_means(
     assert "583 tokens, of which about 583 are predicted" in capsys.readouterr().out
     assert main(["check", *tiny_run("data.validation=null")]) == 0
     assert "warning" not in capsys.readouterr().out
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("own", "turns"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")]
+)
+def test_waiting_threads_leave_their_core_to_other_programs(own: dict[str, str], turns: str) -> None:
+    """Else a run on a laptop in use is many times as slow. libgomp prints its settings when torch loads it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP_"))}
+    program = "from modernbert_train.__main__ import main; main(['check', 'none.yaml']); import torch"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, **own, "OMP_DISPLAY_ENV": "verbose", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    found = re.findall(r"GOMP_SPINCOUNT = '(\w+)'", done.stderr)
+    if not found:
+        pytest.skip("this torch does not use libgomp")
+    assert set(found) == {turns}
