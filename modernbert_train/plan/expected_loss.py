@@ -127,7 +127,7 @@ class Rule:
         """Say how far a run is behind at one of its validations; None if it is not, or if nothing is known.
 
         While the learning rate is high, the table's runs are about as good as a run that ends after as many tokens, so
-        its range applies to them: at most 0.03 of the unigram loss worse, mostly better. A run is behind if its loss is
+        its range applies to them: at most 0.05 of the unigram loss worse, mostly better. A run is behind if its loss is
         twice as far above the rule as the range reaches. Further than two doublings from the table there is no verdict.
 
         Args:
@@ -158,6 +158,7 @@ class Rule:
 
 RULES = {
     "stable_adamw": Rule(0.0968, 0.4205, 0.3905, 0.023),
+    "normuon": Rule(0.1081, 0.3282, 0.561, 0.0361),  # with cautious decay, at twice the rate
 }
 
 

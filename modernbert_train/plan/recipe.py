@@ -31,6 +31,7 @@ MIN_STEPS = 800  # as in yamls/quickstart.yaml
 MIN_BATCH_TOKENS = 2048  # as in yamls/quickstart.yaml
 WARMUP_STEPS = 100  # 2 / (1 - beta2): Ma and Yarats 2021, arXiv 1910.04209
 MAX_WARMUP = 0.04  # share of the first phase, as in yamls/quickstart.yaml
+RACED_DECAY = 2e-4  # cautious; of the runs of the race, docs/better-recipe.md
 ENTRIES, ENTRIES_BYTES = 8192, 12.5e6  # as in yamls/data/quickstart.yaml, and the bytes of its text
 _CPU_ROWS = (512, 1024)  # as in yamls/quickstart.yaml: attention over longer rows is slow on a CPU
 _ROUND = 1000  # tokens of a phase are a multiple of this
@@ -47,6 +48,7 @@ class Size:
         family: name of the recipe that it shares with other sizes, in comments.
         like: file whose phases it uses; None: its own.
         checkpoint_seconds: time between checkpoints.
+        raced: factor of the learning rate in the race of recipes, which NorMuon won at this size; None: not raced.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Size:
     family: str
     like: str | None = None
     checkpoint_seconds: int = 900
+    raced: float | None = None
 
     @property
     def run(self) -> RunConfig:
@@ -89,6 +92,16 @@ class Size:
         return first.batch_rows * first.row_tokens
 
     @property
+    def optimizer(self) -> str:
+        """The published one, or the winner of the race."""
+        return "normuon" if self.raced else self.run.optim.name
+
+    @property
+    def learning_rate(self) -> float:
+        """At the published batch."""
+        return self.run.optim.lr * (self.raced or 1.0)
+
+    @property
     def batch_warmup(self) -> float:
         """Share of the first phase in which the batch grows."""
         return 0.0 if self.first.batch_warmup is None else self.first.batch_warmup.tokens / self.first.tokens
@@ -118,8 +131,8 @@ def _read(file: str) -> RunConfig:
 
 
 SIZES: dict[str, Size] = {
-    "tiny": Size("tiny", "the tiny recipe", "recipes/tiny.yaml", "the quickstart", "quickstart.yaml", 60),
-    "quickstart": Size("quickstart", "the quickstart", "quickstart.yaml", "the quickstart", None, 60),
+    "tiny": Size("tiny", "the tiny recipe", "recipes/tiny.yaml", "the quickstart", "quickstart.yaml", 60, 2.0),
+    "quickstart": Size("quickstart", "the quickstart", "quickstart.yaml", "the quickstart", None, 60, 2.0),
     **{
         name: Size(name, f"Ettin {name.upper()}", f"recipes/ettin-{name}.yaml", "Ettin")
         for name in ("17m", "32m", "68m", "150m", "400m", "1b")
@@ -223,7 +236,7 @@ def sizes_for_hours(
         parameters = size.parameters(entries)
         if math.isfinite(best) and tokens < MIN_PER_PARAMETER * parameters:
             return
-        loss = RULES[size.run.optim.name].share(
+        loss = RULES[size.optimizer].share(
             size.counted(entries).active, effective_tokens(max(1.0, tokens), text_tokens)
         )
         yield Affordable(size, entries, _whole(tokens), loss)
@@ -272,14 +285,14 @@ def batches_for(request: RunRequest) -> Batches:
 
 
 def learning_rate(request: RunRequest) -> float:
-    """Return the size's published learning rate, times the square root of the batch's reduction by MIN_STEPS.
+    """Return the size's learning rate, times the square root of the batch's reduction by MIN_STEPS.
 
     Source of the root: Malladi et al. 2022, arXiv 2205.10287.
     """
     batches = batches_for(request)
     ratio = min(1.0, batches.rows * batches.row_tokens / batches.ruled_tokens)
-    published = request.size.run.optim.lr
-    return float(f"{published * math.sqrt(ratio):.2g}") if ratio < 0.9 else published
+    whole = request.size.learning_rate
+    return float(f"{whole * math.sqrt(ratio):.2g}") if ratio < 0.9 else whole
 
 
 def phase_tokens(request: RunRequest) -> dict[str, int]:
@@ -315,10 +328,7 @@ def run_yaml(request: RunRequest) -> str:
         "objective: {mask_rate: 0.3, eval_mask_rate: 0.15} # ModernBERT, section 2",
         "",
         "optim:",
-        "  name: stable_adamw",
-        f"  lr: {rate(learning_rate(request))} # {_why_rate(request)}",
-        "  betas: [0.9, 0.98] # ModernBERT, appendix A",
-        f"  weight_decay: {rate(size.run.optim.weight_decay)} # {size.source}",
+        *_optim_lines(request),
         "",
         f"checkpoint: {{interval_seconds: {size.checkpoint_seconds}}}",
         *["compute: {precision: bf16} # 1.7 x as fast on this processor, at like losses: docs/speed.md"] * request.bf16,
@@ -329,6 +339,17 @@ def run_yaml(request: RunRequest) -> str:
         "phases:",
     ]
     return "\n".join([*lines, *_phase_lines(request)]) + "\n"
+
+
+def _optim_lines(request: RunRequest) -> Iterator[str]:
+    size, raced = request.size, "the race: docs/better-recipe.md"
+    yield f"  name: {size.optimizer} # {raced if size.raced else 'ModernBERT, appendix A'}"
+    yield f"  lr: {rate(learning_rate(request))} # {_why_rate(request)}"
+    yield "  betas: [0.9, 0.98] # ModernBERT, appendix A"
+    if size.raced:
+        yield "  cautious_decay: true # the race"
+    decay, source = (RACED_DECAY, "the race") if size.raced else (size.run.optim.weight_decay, size.source)
+    yield f"  weight_decay: {rate(decay)} # {source}"
 
 
 def _text(value: str) -> str:
@@ -400,10 +421,11 @@ def _why_init(size: Size) -> str:
 
 
 def _why_rate(request: RunRequest) -> str:
-    published = request.size.run.optim.lr
-    if learning_rate(request) == published:
-        return request.size.source
-    return f"{rate(published)} of {request.size.source}, times the root of the share of the batch (arXiv 2205.10287)"
+    size, whole = request.size, request.size.learning_rate
+    source = f"the race, {size.raced:g} times that of {size.source}" if size.raced else size.source
+    if learning_rate(request) == whole:
+        return source
+    return f"{rate(whole)} of {source}, times the root of the share of the batch (arXiv 2205.10287)"
 
 
 def _why_tokens(request: RunRequest) -> str:

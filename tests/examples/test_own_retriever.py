@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,16 +33,20 @@ def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path:
     right = "".join(f"q{n}\td{n}\t1\n" for n in range(len(first)))
     (tmp_path / "search/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + right)
     (tmp_path / "suite.yaml").write_text("tasks:\n  search: {beir: search}\n")
-    script = [str(ROOT / "examples/own_retriever.sh"), "out", "0.05", "suite.yaml", "documents.jsonl"]
+    hours = "0.05"
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "PAIRS": "epochs=0.2 max_tokens=64"}
 
-    def run() -> str:
-        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+    def run() -> subprocess.CompletedProcess[str]:
+        script = [str(ROOT / "examples/own_retriever.sh"), "out", hours, "suite.yaml", "documents.jsonl"]
+        return subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
-    run()
+    done = run()
+    while needed := re.search(r"Give at least --hours ([\d.]+)", done.stderr):  # a busy machine trains less in an hour
+        assert float(hours) < float(needed[1]) < 1
+        hours = needed[1]
+        done = run()
+    assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "out/table/table.json").read_text()
     rows = {row["source"]: row["cells"][0]["mean"] for row in json.loads(table)["rows"]}
     assert list(rows) == [*(f"out/runs/own-{seed}/st" for seed in (17, 18, 19)), "out/runs/twin-17/st", "bm25"]
@@ -49,7 +54,8 @@ def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path:
     assert len({*rows.values()}) > 3, "seeds differ, and the twin is another model"
     pairs = (tmp_path / "out/pairs.jsonl").stat().st_mtime_ns
     steps = [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
-    assert "already trained to its end" in run()
+    again = run()
+    assert again.returncode == 0 and "already trained to its end" in again.stdout, again.stdout + again.stderr
     assert pairs == (tmp_path / "out/pairs.jsonl").stat().st_mtime_ns
     assert steps == [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
     assert table == (tmp_path / "out/table/table.json").read_text()
