@@ -27,6 +27,7 @@ run=(python -m modernbert_train)
 read -ra keys <<< "${PAIRS:-}"
 read -ra beside <<< "${BESIDE:-bm25}"
 
+"${run[@]}" eval "${beside[@]}" --suite "$suite" --out "$out/table" --dry-run # a mistake in it ends the script here
 "${run[@]}" pretrain "$@" --hours "$hours" --out "$out/pretrained" --name encoder --yes
 if [ ! -f "$out/pairs.jsonl" ]; then
     python "$here/examples/text_pairs.py" "$out/pairs.partial" "$@"

@@ -59,3 +59,15 @@ def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path:
     assert pairs == (tmp_path / "out/pairs.jsonl").stat().st_mtime_ns
     assert steps == [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
     assert table == (tmp_path / "out/table/table.json").read_text()
+
+
+@pytest.mark.runs
+def test_a_mistake_in_the_suite_is_found_before_the_hours(tmp_path: Path) -> None:
+    (tmp_path / "suite.yaml").write_text("tasks:\n  intents: {finetune: {kind: single-label}}\n")
+    write_lines(tmp_path / "documents.jsonl", [{"text": "Some text.", "path": "a.md"}])
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    script = [str(ROOT / "examples/own_retriever.sh"), "out", "1", "suite.yaml", "documents.jsonl"]
+    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 78 and "tasks.intents.finetune" in done.stderr, done.stdout + done.stderr
+    assert not (tmp_path / "out").exists()
