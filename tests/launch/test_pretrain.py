@@ -203,7 +203,7 @@ def test_yamls_are_kept_once_they_were_changed_or_work_was_done(
     tiny = ("texts", "--size", "tiny", "--dry-run")
     pretrain(capsys, *tiny)
     run = Path("pretrained/texts/run.yaml")
-    run.write_text(run.read_text().replace("lr: 2e-3", "lr: 1e-3"))
+    run.write_text(run.read_text().replace("lr: 4e-3", "lr: 1e-3"))
     pretrain(capsys, *tiny)
     assert load_run([run]).optim.lr == 1e-3
     assert "changed by hand" in pretrain(capsys, "texts", "--size", "quickstart", "--dry-run", code=78)
