@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(unknown_verb(words[0]))
         return parser.EXIT_CODE
     verb = BY_NAME[words[0]]
-    _wait_briefly()
+    _spin_briefly()
     if verb.is_program:
         return int(importlib.import_module(verb.home).main(words[1:]))
     options = parse(make_parser(verb), words[1:])
@@ -89,12 +89,12 @@ def main(arguments: list[str] | None = None) -> int:
         return RunError.exit_code
 
 
-def _wait_briefly() -> None:
-    """Let threads of torch that wait for each other on a CPU sleep after a moment, in this process and its children.
+def _spin_briefly() -> None:
+    """Let torch's CPU threads spin only briefly when they wait for each other, in this process and its children.
 
-    By default libgomp lets them turn 300,000 times, unless it has more threads than there are cores. It counts only its
-    own: beside one other busy process the waiting thread holds the core that the other threads need, and a step takes
-    many times as long. 1,000 turns are libgomp's own choice for too many threads.
+    By default libgomp spins 300,000 times before a thread sleeps, and 1,000 times if it has more threads than there are
+    cores. It counts its own threads only: beside another busy process a spinning thread holds the core that the others
+    need, and a step takes many times as long.
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"

@@ -293,7 +293,7 @@ def test_a_handful_of_held_out_tokens_is_reported_with_what_it_means(
 @pytest.mark.parametrize(
     ("own", "turns"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "30000000000")]
 )
-def test_waiting_threads_leave_their_core_to_other_programs(own: dict[str, str], turns: str) -> None:
+def test_waiting_threads_spin_briefly(own: dict[str, str], turns: str) -> None:
     """Else a run on a laptop in use is many times as slow. libgomp prints its settings when torch loads it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_WAIT", "GOMP_"))}
     program = "from modernbert_train.__main__ import main; main(['check', 'none.yaml']); import torch"
