@@ -94,7 +94,7 @@ def _spin_briefly() -> None:
 
     By default libgomp spins 300,000 times before a thread sleeps, and 1,000 times if it has more threads than there are
     cores. It counts its own threads only: beside another busy process a spinning thread holds the core that the others
-    need, and a step takes many times as long.
+    need, and steps take longer (docs/speed.md).
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = "1000"
