@@ -92,6 +92,11 @@ def knob(default: Any = MISSING, *, factory: Callable[[], Any] | None = None, **
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def rate_knob(default: Any = MISSING) -> Any:
+    """Define a learning rate."""
+    return knob(default, above=0, high=1, why="usual rates lie between 1e-5 and 1e-2")
+
+
 def facts_of(field: dataclasses.Field[Any]) -> Knob:
     """Return the facts of a field; defaults if it was not made by `knob`."""
     facts: Knob = field.metadata.get(_KEY, Knob())

@@ -30,7 +30,7 @@ from modernbert_train.config.evals import HeldoutStreamConfig as HeldoutStreamCo
 from modernbert_train.config.evals import ProbeConfig as ProbeConfig
 from modernbert_train.config.evals import ScoresConfig as ScoresConfig
 from modernbert_train.config.gemma import GemmaConfig as GemmaConfig
-from modernbert_train.config.knob import facts_of, knob
+from modernbert_train.config.knob import facts_of, knob, rate_knob
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.llama import LlamaConfig as LlamaConfig
 from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
@@ -206,7 +206,7 @@ class OptimConfig:
 
     name: str = MISSING
     # peak learning rate; a phase multiplies it by its lr_ratio
-    lr: float = knob(above=0, high=1, why="usual rates lie between 1e-5 and 1e-2")
+    lr: float = rate_knob()
     betas: tuple[float, float] = knob((0.9, 0.98), low=0, below=1)
     eps: float = knob(1e-6, above=0)
     weight_decay: float = knob(0.0, low=0, phased=True)  # norms and biases are never decayed

@@ -10,7 +10,7 @@ from omegaconf import MISSING
 
 from modernbert_train.config.classify import LoraConfig
 from modernbert_train.config.kinds import KINDS, SPANS, KindName
-from modernbert_train.config.knob import bound_mistakes, knob
+from modernbert_train.config.knob import bound_mistakes, knob, rate_knob
 from modernbert_train.core.text import is_plain_name
 
 _SHRINKS = "since it is the share by which weights shrink in a step; usual are 1e-6 to 1e-5"
@@ -20,7 +20,7 @@ _SHRINKS = "since it is the share by which weights shrink in a step; usual are 1
 class LargeConfig:
     """Learning rate and epochs for models with a width of 1,024 or more."""
 
-    lr: float | None = knob(None, above=0)
+    lr: float | None = rate_knob(None)
     weight_decay: float | None = knob(None, low=0, below=1, why=_SHRINKS)
     epochs: float | None = knob(None, above=0)
 
@@ -29,7 +29,7 @@ class LargeConfig:
 class FrozenConfig:
     """Learning rate and epochs for a frozen encoder of any width: only one matrix is trained, and epochs are cheap."""
 
-    lr: float = knob(1e-3, above=0)
+    lr: float = rate_knob(1e-3)
     weight_decay: float = knob(0.0, low=0, below=1, why=_SHRINKS)
     epochs: float = knob(10.0, above=0)  # without the encoder's gradients about as long as three with them
 
@@ -38,7 +38,7 @@ class FrozenConfig:
 class AdapterConfig(LoraConfig):
     """Low-rank adapters instead of all weights, and their learning rate."""
 
-    lr: float = knob(5e-4, above=0)  # adapters need about ten times the learning rate of all weights
+    lr: float = rate_knob(5e-4)  # adapters need about ten times the learning rate of all weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class TaskConfig:
     # metric, or `loss`, on the first of `validation` that chooses the epoch: the best metric, or the lowest loss; None:
     # the last epoch
     best: str | None = None
-    lr: float = knob(5e-5, above=0)  # peak
+    lr: float = rate_knob(5e-5)  # peak
     # share by which weights shrink in each step at the peak, independent of the learning rate: decoupled decay of
     # Composer
     weight_decay: float = knob(1e-5, low=0, below=1, why=_SHRINKS)

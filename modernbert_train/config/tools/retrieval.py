@@ -8,7 +8,7 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from modernbert_train.config.knob import bound_mistakes, knob
+from modernbert_train.config.knob import bound_mistakes, knob, rate_knob
 from modernbert_train.core.text import is_folder_name, is_plain_name
 
 MTEB = "mteb:"  # prefix of a task of mteb
@@ -97,7 +97,7 @@ class RetrievalConfig(EvaluateConfig):
     # other
     batch_size: int = knob(64, low=2, why="since the negatives of a query are the other texts of its batch")
     epochs: float = knob(1.0, above=0)
-    lr: float = knob(5e-5, above=0)  # peak
+    lr: float = rate_knob(5e-5)  # peak
     warmup: float = knob(0.05, low=0, below=1)  # share of the steps with a rising learning rate; then linearly to 0
     weight_decay: float = knob(0.0, low=0)  # of torch's AdamW: times the learning rate in each step
     seed: int = knob(1618, low=0, below=2**32)  # for order and dropout

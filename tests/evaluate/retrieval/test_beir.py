@@ -92,6 +92,7 @@ def test_a_split_is_no_path(write_beir: WriteBeir) -> None:
     [
         ({"batch_size": 1}, "batch_size=1: must be at least 2, since the negatives of a query are the other texts"),
         ({"max_tokens": 4}, "max_tokens=4: must be at least 8"),
+        ({"lr": 5.0}, "lr=5.0: must be above 0 and at most 1"),
         ({"max_tokens": 16, "query_max_tokens": 32}, "query_max_tokens=32 is above max_tokens=16"),
         ({"name": "a/b"}, "name=a/b: it is a folder"),
         ({"train": []}, "train: empty"),
