@@ -228,7 +228,7 @@ def _advice_as_typed(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield r"(--overwrite writes the dataset again|Prepare the data again with --overwrite)\.", another
     yield r"prepare the data again with `prepare --overwrite`\.", f"n{another[1:]}"
     yield r"prepare the pairs again with a lower pairs\.max_tokens", "start another run with a lower max_tokens"
-    yield r"Raise batch_rows\.", f"Raise batch_size={recipe.config.batch_size}."
+    yield r"Raise batch_rows(?: or row_tokens of the phase)?\.", f"Raise batch_size={recipe.config.batch_size}."
 
 
 def _sources(recipe: Recipe, home: Path) -> Iterator[tuple[str, dict[str, str]]]:

@@ -106,6 +106,10 @@ def test_advice_on_changed_pairs_and_small_batches_can_be_typed(
     small = [f"phases.pairs.{key}" for key in ("row_tokens=24", "microbatch_tokens=24", "batch_rows=1")]
     assert main([*words, *small]) == 65
     assert "as negatives. Raise batch_size=20." in capsys.readouterr().err
+    three = tmp_path / "three.tsv"
+    three.write_text("\n".join(["query\tpositive", *pairs[:2], "\t".join(words_about(9, 25))]) + "\n")
+    assert main([*words, f"train=[{three}]", "batch_size=2", "name=three"]) == 65
+    assert "has 1 pair, and a positive needs other texts as negatives. Raise batch_size=2." in capsys.readouterr().err
     file.write_text("\n".join(["query\tpositive", *pairs[1:]]) + "\n")
     assert main(words) == 78
     error = capsys.readouterr().err
