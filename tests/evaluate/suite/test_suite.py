@@ -337,7 +337,7 @@ def test_mistakes_in_a_suite_are_reported_with_their_key(
     [
         ({"metric": "f2"}, (), r"tasks\.tone\.metric=f2: is not measured\. Choose from accuracy"),
         ({"split": "test"}, (), r"tasks\.tone\.split=test: is not measured\. Choose from dev"),
-        ({"choose_on": "test", "choices": {"lr": [1, 2]}}, (), r"choose_on=test: is not measured"),
+        ({"choose_on": "test", "choices": {"lr": [1e-3, 2e-3]}}, (), r"choose_on=test: is not measured"),
         ({"beir": "some/scifact", "metric": "ndcg"}, (), r"metric=ndcg: is not measured\. Choose from ndcg_at_10"),
         (
             {"retrieval": str(YAMLS / "retrieval/modernbert.yaml"), "keys": {"train": ["x"]}},
