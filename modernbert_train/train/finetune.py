@@ -45,6 +45,7 @@ from modernbert_train.weights.names import EXPORT
 from modernbert_train.weights.source import Source, open_model
 
 RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
+_SMALL = 256  # width up to which rates of published tasks are too low: benchmarks/RESULTS.md, A retriever from nothing
 
 
 def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
@@ -88,10 +89,17 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
 
 def _say_before(config: RunConfig, task: TaskConfig, prepared: Prepared, overrides: Sequence[str]) -> None:
     if speaks_for_all():
-        for line in (*warnings_of(prepared, task), *_unused(task, overrides)):
+        for line in (*warnings_of(prepared, task), *_unused(task, overrides), *_low_rate(config, task)):
             print(f"warning: {line}")
         if (reason := _cannot_export(config)) is not None:
             print(f"warning: the outcome will not be exported: {reason}")
+
+
+def _low_rate(config: RunConfig, task: TaskConfig) -> Iterator[str]:
+    """Yield a warning for a rate of large encoders on a small one, as a published task or the default has it."""
+    width, lr = config.model.hidden_size, config.optim.lr
+    if width <= _SMALL and lr < 3e-4 and not task.freeze and task.lora is None:
+        yield f"lr={lr}: is low for an encoder of width {width}, which may need about 1e-3; see docs/finetuning.md"
 
 
 def _export(config: RunConfig, task: TaskConfig, named: Named, source: Source, prepared: Prepared) -> Outcome:

@@ -85,6 +85,19 @@ def test_a_frozen_encoder_keeps_its_bits_and_its_head_learns(
 
 
 @pytest.mark.runs
+@pytest.mark.parametrize(
+    ("prefix", "lr", "warned"), [("", "5e-5", True), ("", "1e-3", False), ("frozen:", "5e-5", False)]
+)
+def test_a_rate_of_large_encoders_is_questioned_for_a_small_one(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    prefix: str, lr: str, *, warned: bool,
+) -> None:  # fmt: skip
+    """The default is for 100 M parameters; a quickstart's model learns next to nothing at it."""
+    finetune(write_task(steps=2), Path(f"{prefix}{models['bert']}"), tmp_path / "runs", f"lr={lr}")
+    assert ("which may need about 1e-3; see docs/finetuning.md" in capsys.readouterr().out) is warned
+
+
+@pytest.mark.runs
 def test_an_untrained_twin_has_fresh_weights_by_the_seed(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path
 ) -> None:
