@@ -248,7 +248,7 @@ FIGURES = (
     Figure("quiet minutes of retrieval", measured(r"670 tokens/s: (\d+) minutes"), (
         (MINILM, "(a quiet core: {} minutes)"),)),
     Figure("a retriever from nothing", measured(r"(\| model \| documentation(?:.*\n)+?\| BM25 .*\n)"), (
-        (MODEL, "seeds. It has [a vector for each token](../yamls/retrieval/own.yaml).\n\n{}\nIt finds more"),)),
+        (MODEL, "seeds. It has a vector for each token (`yamls/retrieval/own.yaml`).\n\n{}\nIt finds more"),)),
     Figure("tokens of the speedrun", measured(r"one thread beside the tests: ([\d,]+) tokens"), (
         ("docs/speedrun.md", "4.1173 | {} | 381"),)),
     Figure("loss of the speedrun", measured(r"held-out loss ([\d.]+) over the whole held-out text"), (
