@@ -42,7 +42,7 @@ def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path:
         return subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     done = run()
-    while needed := re.search(r"Give at least --hours ([\d.]*\d)", done.stderr):  # a busy machine trains less in an hour
+    while needed := re.search(r"Give at least --hours ([\d.]*\d)", done.stderr):  # a busy machine is slower
         assert float(hours) < float(needed[1]) < 1
         hours = needed[1]
         done = run()
