@@ -45,7 +45,7 @@ from modernbert_train.weights.names import EXPORT
 from modernbert_train.weights.source import Source, open_model
 
 RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
-_SMALL = 256  # width up to which rates of published tasks are too low: benchmarks/RESULTS.md, A retriever from nothing
+_SMALL = 256  # width up to which a low rate is questioned; seen at 128: benchmarks/RESULTS.md, A retriever from nothing
 
 
 def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
@@ -96,7 +96,7 @@ def _say_before(config: RunConfig, task: TaskConfig, prepared: Prepared, overrid
 
 
 def _low_rate(config: RunConfig, task: TaskConfig) -> Iterator[str]:
-    """Yield a warning for a rate of large encoders on a small one, as a published task or the default has it."""
+    """Yield a warning if a small encoder is trained at a rate that suits large ones, such as the default."""
     width, lr = config.model.hidden_size, config.optim.lr
     if width <= _SMALL and lr < 3e-4 and not task.freeze and task.lora is None:
         yield f"lr={lr}: is low for an encoder of width {width}, which may need about 1e-3; see docs/finetuning.md"
