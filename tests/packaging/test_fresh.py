@@ -1,5 +1,5 @@
 """The package in an empty environment: from its wheel, by `pip install modernbert-train` outside the checkout,
-and by `uv sync` in one.
+and by `uv sync` and `uvx` in one.
 
 Slow, and needs a package index: `make test-slow`.
 """
@@ -63,7 +63,8 @@ def test_a_wheel_in_a_fresh_environment_goes_from_text_to_a_model(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_uv_sync_makes_an_environment_that_trains(tmp_path: Path, run: Program) -> None:
-    """The newest versions that the package allows, not those that are pinned: uv resolves them itself."""
+    """The newest versions that the package allows, not those that are pinned: uv resolves them itself; and uvx runs the
+    command without an installation, as README says."""
     run(sys.executable, "-m", "venv", "tool")
     run("tool/bin/python", "-m", "pip", "install", "-q", "uv")
     checkout, uv = tmp_path / "checkout", str(tmp_path / "tool/bin/uv")
@@ -72,6 +73,7 @@ def test_uv_sync_makes_an_environment_that_trains(tmp_path: Path, run: Program) 
     )
     shutil.copytree(ROOT, checkout, ignore=lambda folder, names: made(folder, names) if folder == str(ROOT) else ())
     run(uv, "sync", cwd=checkout)
+    assert "pretrain" in run(f"{uv}x", "--from", ".", "modernbert-train", "--help", cwd=checkout)
     assert "mosaicml 0.32.1" in run(uv, "run", "modernbert-train", "doctor", cwd=checkout)
     output = run(uv, "run", "modernbert-train", "pretrain", "--preset", "quickstart", *SHORT, *SHORTER, cwd=checkout)
     assert "Done." in output and (checkout / "runs/quickstart/hf/model.safetensors").is_file()
