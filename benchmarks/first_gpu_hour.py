@@ -140,13 +140,13 @@ def do(
         only: names of the parts that may run; None: all.
     """
     for part in parts:
-        if len(place.gpus) < part.least:
+        if len(place.gpus) < part.min_gpus:
             few = f"{len(place.gpus)} GPU{'s' if len(place.gpus) > 1 else ''}"
-            reason = f"needs {part.least} GPUs, and there {'are' if len(place.gpus) > 1 else 'is'} {few}"
-            if part.least == 3 and len(place.gpus) == 2:
+            reason = f"needs {part.min_gpus} GPUs, and there {'are' if len(place.gpus) > 1 else 'is'} {few}"
+            if part.min_gpus == 3 and len(place.gpus) == 2:
                 reason = "all GPUs are two here: see the parts two-..."
             done[part.name] = {"name": part.name, "outcome": SKIPPED, "reason": reason, "numbers": {}}
-        elif part.most is not None and len(place.gpus) > part.most:
+        elif part.max_gpus is not None and len(place.gpus) > part.max_gpus:
             reason = f"{len(place.gpus)} GPUs are here: see {part.name.replace('shared', 'two')}"
             done[part.name] = {"name": part.name, "outcome": SKIPPED, "reason": reason, "numbers": {}}
     waiting = [part for part in parts if part.name not in done and (only is None or part.name in only)]

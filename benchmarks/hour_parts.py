@@ -1,7 +1,7 @@
 """The parts of the first GPU hour, the most important first, with their sizes.
 
-Limits are about twice the expected time. Expected numbers are predictions for an H100 (benchmarks/roofline.py and the
-published runs), per GPU.
+Limits are about twice the expected time. Expected numbers are predictions for an H100, per GPU: rates are those of
+`plan`, the rest is of benchmarks/roofline.py and the published runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks import hour_numbers as read
 from benchmarks.hour_numbers import Numbers
+from modernbert_train.config.load import load_run
+from modernbert_train.plan.cost import bill_of
+from modernbert_train.plan.make import make_plan
 
 Range = tuple[float | None, float | None]
 Gpus = Literal["one", "other", "two", "all"]
@@ -34,9 +37,9 @@ class Part:
         numbers: reads them from the command's output; raises Wrong if they reveal an error.
         expected: number -> lowest and highest, on an H100.
         otherwise: advice if it fails or a number is not as expected.
-        least: GPUs that it needs.
+        min_gpus: GPUs that it needs.
         ranks: that it starts, if not one for each of its GPUs; with fewer GPUs, ranks share them.
-        most: largest number of GPUs with which it runs; with more, another part does the same on them.
+        max_gpus: largest number of GPUs with which it runs; with more, another part does the same on them.
     """
 
     name: str
@@ -47,9 +50,9 @@ class Part:
     numbers: Callable[[Path, str], Numbers] = read.nothing
     expected: dict[str, Range] = field(default_factory=dict)
     otherwise: str = "read the log"
-    least: int = 1
+    min_gpus: int = 1
     ranks: int | None = None
-    most: int | None = None
+    max_gpus: int | None = None
 
 
 # for ranks that share a GPU: NCCL treats them as separate hosts, which communicate over the loopback network
@@ -60,7 +63,7 @@ SHARED = {
 }  # fmt: skip
 
 
-def _start(name: str, gpus: Gpus, words: str, least: int = 1, ranks: int | None = None, **more: Any) -> Part:
+def _start(name: str, gpus: Gpus, words: str, min_gpus: int = 1, ranks: int | None = None, **more: Any) -> Part:
     """Train the quickstart's model through the launcher: the same batches and masks on any number of GPUs."""
     settings = words.replace("compute.", "").replace("distributed.", "")
     where = f"{gpus} GPU{'s' * (gpus != 'one')}" if ranks is None else f"{ranks} ranks"
@@ -73,7 +76,7 @@ def _start(name: str, gpus: Gpus, words: str, least: int = 1, ranks: int | None 
         read.losses,
         {read.APART: (0, 1), "first loss": (9.1, 9.3), "last loss": (None, 6.5)},
         "send the log; if losses differ, work/runs/*/metrics.jsonl, too",
-        least,
+        min_gpus,
         ranks,
         **more,
     )
@@ -85,8 +88,19 @@ def _recipe(name: str, what: str, gpus: Gpus, words: str, rate: Range, gigabytes
     return Part(name, what, gpus, 6, f"launch/run.py {words}", read.speed_of_run, expected, **more)
 
 
+def predicted_rate(size: str, words: str) -> Range:
+    """Return the lowest and highest tokens/s that `plan` predicts for a recipe's first phase on one H100."""
+    recipe = Path(__file__).parents[1] / f"yamls/recipes/modernbert-{size}/1-stable.yaml"
+    config = load_run([recipe], ["data.train=absent/train", *words.split()])
+    low, high = bill_of(make_plan(config, 1), "h100", {}).tokens_per_second
+    return round(low, -3), round(high, -3)
+
+
 EAGER = "compute.compile=false optim.fused=false"
 FAST = "compute.compile=true optim.fused=true"
+BASE_RATE, EAGER_RATE, LARGE_RATE = (
+    predicted_rate(*each) for each in (("base", FAST), ("base", EAGER), ("large", FAST))
+)
 FSDP2 = "distributed.strategy=fsdp2"
 MUON = "optim.name=muon"
 LOOK_FOR_BREAKS = "run it again with TORCH_LOGS=graph_breaks,recompiles and look for a graph that breaks"
@@ -108,9 +122,9 @@ PARTS = (
     Part("shared-collectives-4", "the same, 4 ranks, and in groups of 2", "all", 6,
          "-m benchmarks.collectives --ranks {ranks} {bytes}", read.collectives, {"wrong": (0, 0)},
          "do not train on several GPUs: send the log", ranks=4),
-    _start("shared-ddp", "one", EAGER, ranks=2, most=1),
-    _start("shared-fsdp2", "one", f"{FSDP2} {EAGER}", ranks=2, most=1),
-    _start("shared-compiled", "one", FAST, ranks=2, most=1),
+    _start("shared-ddp", "one", EAGER, ranks=2, max_gpus=1),
+    _start("shared-fsdp2", "one", f"{FSDP2} {EAGER}", ranks=2, max_gpus=1),
+    _start("shared-compiled", "one", FAST, ranks=2, max_gpus=1),
     _start("one-muon", "one", f"{MUON} {EAGER}"),
     _start("shared-muon", "two", f"{MUON} {FSDP2} {EAGER}", ranks=2),
     _start("shared-hsdp", "all", f"distributed.strategy=hsdp distributed.shard_ranks=2 {EAGER}", ranks=4),
@@ -138,19 +152,19 @@ PARTS = (
     Part("memory", "the memory predicted by `plan`", "other", 5, "-m pytest {memory} -q -rfE", read.tests,
          {"failed": (0, 0)}, "plan's figures of memory are wrong here: send the output"),
     Part("step-compiled", "whole steps of base, compiled", "one", 6, "-m benchmarks.train_step {step} --json {figures}",
-         read.step, {read.RATE: (300_000, 375_000), read.MEMORY: (55, 65)}, f"below 200,000: {LOOK_FOR_BREAKS}"),
+         read.step, {read.RATE: BASE_RATE, read.MEMORY: (55, 65)}, f"below 200,000: {LOOK_FOR_BREAKS}"),
     Part("step-eager", "the same, eager", "one", 5, "-m benchmarks.train_step {step} --compile off --json {figures}",
-         read.step, {read.RATE: (165_000, 205_000), read.MEMORY: (64, 75)},
+         read.step, {read.RATE: EAGER_RATE, read.MEMORY: (64, 75)},
           "compiled is less than 1.3 times as fast: some kernel differs from plan's assumption, see the part kernels"),
-    _recipe("base-one", "recipe base, compiled, on one GPU", "one", f"{{base}} {FAST}", (300_000, 375_000), (55, 65),
+    _recipe("base-one", "recipe base, compiled, on one GPU", "one", f"{{base}} {FAST}", BASE_RATE, (55, 65),
             otherwise=f"slower than step-compiled: {LOOK_FOR_WAITS}"),
-    _recipe("base", "recipe base, compiled", "all", f"{{base}} {FAST}", (290_000, 375_000), (55, 66), least=2,
+    _recipe("base", "recipe base, compiled", "all", f"{{base}} {FAST}", BASE_RATE, (55, 66), min_gpus=2,
             otherwise=LOOK_FOR_WAITS),
-    _recipe("base-eager", "recipe base, eager", "all", f"{{base}} {EAGER}", (160_000, 205_000), (64, 76), least=2,
+    _recipe("base-eager", "recipe base, eager", "all", f"{{base}} {EAGER}", EAGER_RATE, (64, 76), min_gpus=2,
             otherwise=LOOK_FOR_WAITS),
-    _recipe("base-fsdp2", "recipe base, compiled, fsdp2", "all", f"{{base}} {FAST} {FSDP2}", (280_000, 375_000),
-            (53, 65), least=2, otherwise=LOOK_FOR_WAITS),
-    _recipe("large", "recipe large, compiled", "all", f"{{large}} {FAST}", (135_000, 162_000), (70, 79),
+    _recipe("base-fsdp2", "recipe base, compiled, fsdp2", "all", f"{{base}} {FAST} {FSDP2}", BASE_RATE,
+            (53, 65), min_gpus=2, otherwise=LOOK_FOR_WAITS),
+    _recipe("large", "recipe large, compiled", "all", f"{{large}} {FAST}", LARGE_RATE, (70, 79),
             otherwise="above 80 GB or out of memory: torch._dynamo.config.optimize_ddp is on, or a graph breaks"),
     Part("killed", "kill -9 of a rank, resume, SIGTERM, resume", "all", 8,
          "-m benchmarks.interrupted --after {after} --json {figures} {work}/runs/killed "

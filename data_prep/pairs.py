@@ -305,7 +305,7 @@ class TokenisePairs(Step[PairsConfig]):
         for pair in pairs:
             whole = [next(encoded).ids for _ in range(2 + len(pair.negatives))]
             if any(special & {*ids} for ids in whole):
-                raise DataError(f"the tokenizer reads [CLS] or [SEP] out of {pair.query[:60]!r}. Name another.")
+                raise DataError(f"the tokenizer turns {pair.query[:60]!r} into [CLS] or [SEP]. Use another tokenizer.")
             parts = [ids[: limits[place > 0]] for place, ids in enumerate(whole)]
             yield parts, sum(len(part) < len(ids) for part, ids in zip(parts, whole, strict=True))
 

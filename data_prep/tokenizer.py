@@ -160,8 +160,8 @@ def _make_folder(parsed: argparse.Namespace) -> str:
 
 
 def _fertility(parsed: argparse.Namespace) -> str:
-    if len({*parsed.text}) < len(parsed.text):
-        raise ConfigError("the same text is named twice. Remove one.")
+    if twice := [each for each in parsed.text if parsed.text.count(each) > 1]:
+        raise ConfigError(f"{twice[0]}: this text is named twice. Remove one.")
     configs: dict[str, PrepareConfig] = {}
     for name, source in _sources(parsed).items():
         configs[str(source.path)] = config = PrepareConfig(out="", sources={name: source})

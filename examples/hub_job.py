@@ -11,10 +11,10 @@
         --push OWNER/MODEL --hours 1
     uv run examples/hub_job.py my/texts --hours 1            # on this machine
 
-The header names the address of your copy of this repository. TEXTS is a dataset of the hub, or a folder, with files
-that `modernbert-train pretrain` reads; it also gets all further options. A dataset's README.md is left out, and so are
-the files of its other splits if it has one named train; the job prints their names. The job's disk is deleted when the
-job ends, so its timeout includes the time for preparing the data and for the push.
+Replace OWNER in the header by the owner of your copy of this repository. TEXTS is a dataset of the hub, or a folder,
+with files that `modernbert-train pretrain` reads; it also gets all further options. A dataset's README.md is left out,
+and so are the files of its other splits if it has one named train; the job prints their names. The job's disk is
+deleted when the job ends, so its timeout includes the time for preparing the data and for the push.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> int:
     commands = [
         ["pretrain", str(texts), "--name", options.name, "--out", f"pretrained/{options.name}", "--yes", *further]
     ]
-    if options.push:
+    if options.push and "--dry-run" not in further:
         commands.append(["push", f"pretrained/{options.name}/runs/{options.name}", options.push])
     for command in commands:
         if code := subprocess.run([sys.executable, "-m", "modernbert_train", *command], check=False).returncode:

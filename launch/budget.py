@@ -79,7 +79,11 @@ class Device:
 
     @property
     def label(self) -> str:
-        return f"{self.gpus} x {GPUS[self.kind].label}" if self.gpus else f"{len(os.sched_getaffinity(0))} CPU cores"
+        if self.gpus:
+            return f"{self.gpus} x {GPUS[self.kind].label}"
+        cores, threads = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
+        fewer = f" with OMP_NUM_THREADS={threads}" if threads.isdecimal() and int(threads) != cores else ""
+        return f"{cores} CPU cores{fewer}"
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class Chooser:
         self._facts: dict[int, TokenFacts] = {}
 
     def facts(self, entries: int) -> TokenFacts:
-        """Return facts of a tokenizer of this size, or of the given one; each is tried once."""
+        """Return facts of a tokenizer of this size, or of the given one; kept for each size."""
         if entries not in self._facts:
             self._facts[entries] = token_facts(self._sample.texts, entries, self._tokenizer)
         return self._facts[entries]
@@ -234,15 +238,15 @@ def choose(
     chooser = Chooser(sample, device, tokenizer)
     with _speeds(chooser, device, [size] if size else list(BY_PARAMETERS)) as speed:
         if size is not None:
-            return _of_size(chooser, device, SIZES[size], tokens, speed)
+            return _choose_size(chooser, device, SIZES[size], tokens, speed)
         assert hours is not None
-        return _of_hours(chooser, device, hours, speed)
+        return _choose_by_hours(chooser, device, hours, speed)
 
 
 Speed = Callable[[Size], float | None]
 
 
-def _of_size(chooser: Chooser, device: Device, size: Size, tokens: int | None, speed: Speed) -> Chosen:
+def _choose_size(chooser: Chooser, device: Device, size: Size, tokens: int | None, speed: Speed) -> Chosen:
     if not chooser.fits(size):
         largest = chooser.largest()
         fits = f"The largest that fits is --size {largest}." if largest else "No size fits."
@@ -252,7 +256,7 @@ def _of_size(chooser: Chooser, device: Device, size: Size, tokens: int | None, s
     return _chosen(chooser, size, tokens or tokens_for(size, size.parameters(entries), text), speed(size))
 
 
-def _of_hours(chooser: Chooser, device: Device, hours: float, speed: Speed) -> Chosen:
+def _choose_by_hours(chooser: Chooser, device: Device, hours: float, speed: Speed) -> Chosen:
     seconds = (hours * 3600 - _START_SECONDS[bool(device.gpus)]) * _TRAINING
     speeds: dict[str, float] = {}
 

@@ -334,7 +334,7 @@ def _value(value: Any) -> str:
 
 
 def _keeps(place: Place, question: dict[str, Any], digest: str) -> bool:
-    """Return True if the existing YAMLs can be used; False if they may be written.
+    """Return True to use the existing YAMLs, False to write them.
 
     Raises:
         ConfigError: they belong to other text or other options, and were used or edited.

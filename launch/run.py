@@ -1,4 +1,4 @@
-"""One YAML to a laptop, a node or a cluster: checked first, then started where it is to run.
+"""Check a run, then start it on this machine, on several, or as a cluster job.
 
     modernbert-train launch yamls/quickstart.yaml                         this machine: one process per GPU, or one
     modernbert-train launch yamls/quickstart.yaml --ranks 2               two processes

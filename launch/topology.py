@@ -82,8 +82,9 @@ def find_topology(
         return Topology(1, usable, idle_gpus=gpus - usable)
     if found.endpoint is None or split_endpoint(found.endpoint) is None:
         raise ConfigError(
-            f"{found.nodes} machines and rendezvous={found.endpoint}: where do they meet? Start this on each of them "
-            "with --rendezvous HOST:PORT, HOST being one of them; or write a job file with --on; or use --nodes 1."
+            f"{found.nodes} machines and rendezvous={found.endpoint}: no address at which they meet. Start this on "
+            "each of them with --rendezvous HOST:PORT, HOST being one of them; or write a job file with --on; or use "
+            "--nodes 1."
         )
     if found.node_rank is not None and not 0 <= found.node_rank < found.nodes:
         raise ConfigError(f"--node-rank={found.node_rank}: {found.nodes} machines are numbered 0 to {found.nodes - 1}.")

@@ -1,6 +1,6 @@
 """Make `import composer` and `import streaming` work in any program of this environment.
 
-Users' callbacks, tests and notebooks know neither import_stubs.py nor the releases that our wheel bundles in
+Users' callbacks, tests and notebooks import neither import_stubs.py nor the releases that our wheel bundles in
 modernbert_train/bundled. Python's site module reads a file `NAME.pth` among the installed packages at every start.
 Ours, which a wheel contains and `python -m modernbert_train.import_stubs --environment` writes, adds a finder that
 calls `spec_of` when one of the two is imported. Until then it imports nothing of ours, which would slow every program

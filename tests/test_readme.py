@@ -32,7 +32,7 @@ def readme_commands() -> list[str]:
 
 
 def shorter(tokens: re.Match[str]) -> str:
-    """A hundredth, of the longest phase less, but steps of each."""
+    """Divide a phase's tokens by 100, or by 250 from a million up, so that each phase keeps some steps."""
     number = int(tokens[2].replace("_", ""))
     return f"{tokens[1]}{number // (100 if number < 1_000_000 else 250)}"
 

@@ -130,7 +130,7 @@ class Tally:
             self.drawn(draw)
 
     def drawn(self, draw: float) -> None:
-        """Remember a document's draw, for advice on validation_share."""
+        """Record a document's random draw for the validation split; advice on validation_share reads the range."""
         lowest, highest = self.draws or (draw, draw)
         self.draws = [draw if draw < lowest else lowest, draw if draw > highest else highest]
 

@@ -46,7 +46,7 @@ class Screen:
             return Screened(text, [])
         return self._apply(id, text, tuple(self.blocks))
 
-    def again(self, id: str, text: str) -> str:
+    def filtered(self, id: str, text: str) -> str:
         """Return the text of a document that has passed `check`, as the filters change it."""
         if not self.altering:
             return text

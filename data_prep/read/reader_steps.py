@@ -123,7 +123,7 @@ class Replay(_Reader):
             if code == _LEFT_OUT:
                 continue
             if isinstance(item, Document):
-                text, fields = screen.again(item.id, item.text), values_of(item, self._config)
+                text, fields = screen.filtered(item.id, item.text), values_of(item, self._config)
                 yield _for_pipeline(source, item.id, text, splits[code], rank, fields, item.words)
             else:
                 changed += 1

@@ -51,7 +51,7 @@ class Space:
 
     @property
     def trials(self) -> int:
-        """Trials in all."""
+        """Total number of trials."""
         wanted = self.sweep.trials
         if self.sweep.sampler != "grid":
             assert wanted is not None

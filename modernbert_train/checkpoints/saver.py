@@ -289,7 +289,8 @@ class Saver:
             (answer,) = self._mailbox.collect([self._key(name)], seconds, self._note_progress)
         except TimeoutError:
             raise RunError(
-                f"rank 0 has not answered for {seconds:.0f} seconds whether a checkpoint is written"
+                f"rank 0 has not answered for {seconds:.0f} seconds whether a checkpoint is written. Read its log, and "
+                "start again: the run resumes from its newest checkpoint."
             ) from None
         return _checked(answer)
 

@@ -21,7 +21,7 @@ EVALUATE, PUBLISH, FINE_TUNE, DEVELOPER = "evaluate", "publish", "fine-tune", "d
 
 
 class Verb(NamedTuple):
-    """A row.
+    """A verb of the command line.
 
     Attributes:
         name: the word on the command line.

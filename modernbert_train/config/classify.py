@@ -140,7 +140,7 @@ class ClassifyConfig(LabelledConfig):
 
     @property
     def is_score(self) -> bool:
-        """True if the label of a text is a number, which has no name."""
+        """True for regression: a label is a number."""
         return self.min_labels == 0
 
     heads = ("class",)

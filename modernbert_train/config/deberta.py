@@ -46,7 +46,8 @@ class DebertaConfig(ModelConfig):
     convolution: int = knob(0, low=0, high=99)
     activation: Literal["gelu", "gelu_tanh"] = "gelu"  # exact (erf)
     norm_eps: float = knob(1e-7, above=0)
-    # of embeddings, of distances in each layer, after the attention's projection and the feed-forward, in training
+    # dropout of embeddings, of distances in each layer, after the attention's projection and the feed-forward, in
+    # training
     dropout: float = knob(0.1, low=0, below=1, phased=True)
     # truncation, in standard deviations; the published code has none, which changes one number in 1.7 million
     init_cutoff: float = knob(5.0, above=0, training=True)

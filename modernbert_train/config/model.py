@@ -121,7 +121,7 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.num_heads
 
     @property

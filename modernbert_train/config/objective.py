@@ -220,7 +220,7 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True)
 class Masking:
-    """What rules and shapes need to know of a way to choose tokens; objectives/maskings.py has its function.
+    """Properties of a masking, which checks and array shapes depend on; objectives/maskings.py has its function.
 
     Attributes:
         counts_exactly: True if a sequence never gets more than its share.

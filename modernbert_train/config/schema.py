@@ -483,7 +483,7 @@ class LoggingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """Where the time of a few steps goes: a trace and a table in <run folder>/profile; see docs/watching.md."""
+    """Profile a few steps: a trace and a table in <run folder>/profile; see docs/watching.md."""
 
     steps: int = knob(3, above=0)  # recorded optimizer steps, on rank 0
     skip: int = knob(10, above=0)  # steps of each start before recording, while compilation and caches settle

@@ -56,8 +56,8 @@ def held_out_lengths(
         return np.minimum(found, max_tokens - (ends - found))[: read + 1]
     if not read and len(found):
         raise ConfigError(
-            f"eval.max_tokens={max_tokens:,}: the first document of {key} has {found[0]:,} tokens, and its labels are "
-            f"of all of it. Set at least {found[0]}."
+            f"eval.max_tokens={max_tokens:,}: the first document of {key} has {found[0]:,} tokens, and a document "
+            f"with labels cannot be cut. Set at least {found[0]}."
         )
     return found[:read]
 

@@ -22,7 +22,7 @@ _njit: Any = njit(cache=True, nogil=True)
 
 @_njit
 def _draw(key: np.uint64, counter: int) -> np.uint64:
-    """`keyed_random.hash64`."""
+    """Compiled copy of `keyed_random.hash64`."""
     z = key + (np.uint64(counter) + np.uint64(1)) * _GOLDEN
     z = (z ^ (z >> np.uint64(30))) * _M1
     z = (z ^ (z >> np.uint64(27))) * _M2

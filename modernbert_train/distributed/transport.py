@@ -26,9 +26,11 @@ _REMEDY = "docs/clusters.md, InfiniBand and RoCE, lists the requirements; NCCL_I
 
 @dataclass(frozen=True)
 class Transport:
-    """Attributes:
-    text: NCCL's transport, for the banner.
-    warning: why it is slower than possible, or will fail, with a remedy; None if all is well.
+    """The transport that NCCL will use between machines.
+
+    Attributes:
+        text: its name, for the banner.
+        warning: why it is slower than possible, or will fail, with a remedy; None if all is well.
     """
 
     text: str

@@ -52,13 +52,15 @@ def check_shrinking(old: ModelConfig, new: ModelConfig, key: str) -> None:
             "for a distilbert from a bert. Name such a model, or begin from scratch and set objective.name=distill."
         )
     wrong = [
-        _both(name, old, new)
+        _both_values(name, old, new)
         for name in architecture_keys(new)
         if name not in ("name", *SHRINKING) and getattr(new, name) != getattr(old, name)
     ]
-    wrong += [f"{_both(name, old, new)}: set no more" for name in SHRINKING if getattr(new, name) > getattr(old, name)]
+    wrong += [
+        f"{_both_values(name, old, new)}: set no more" for name in SHRINKING if getattr(new, name) > getattr(old, name)
+    ]
     if not wrong and all(getattr(new, name) == getattr(old, name) for name in SHRINKING):
-        wrong.append(f"{_both('num_layers', old, new)}, and the same width: set fewer")
+        wrong.append(f"{_both_values('num_layers', old, new)}, and the same width: set fewer")
     if drops_types(old, new) and (offset := cast(BertConfig, old).position_offset):
         wrong.append(f"model.name=distilbert counts positions from 0, the larger model from {offset}")
     if old.unit_passes != (1,) * old.num_layers:
@@ -94,7 +96,7 @@ def shrink_each(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfi
             yield name, tensor
 
 
-def _both(name: str, old: ModelConfig, new: ModelConfig) -> str:
+def _both_values(name: str, old: ModelConfig, new: ModelConfig) -> str:
     return f"model.{name}={getattr(new, name)} here, {getattr(old, name)} there"
 
 

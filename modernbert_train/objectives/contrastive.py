@@ -24,7 +24,7 @@ QUERY, POSITIVE, NEGATIVE = range(3)
 
 
 class Contrastive:
-    """Texts to compare.
+    """The contrastive objective's data: queries, positives and negatives as rows.
 
     Args:
         config: of the objective.

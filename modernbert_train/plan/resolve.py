@@ -163,15 +163,15 @@ def resolve(
     """
     facts: list[DataFacts] = []
     looks, fits = LOOKS[purpose], None
-    mistakes = [*_mistakes(_of_itself(config, num_ranks, purpose, facts))]
+    mistakes = [*_mistakes(_run_looks(config, num_ranks, purpose, facts))]
     if "memory" in looks and not mistakes:
         gpu = gpu or (named_gpu(config) if purpose == "submit" else _gpu_of(config))
         fits = None if gpu is None else RunGpus.of_kind(gpu)
         mistakes = [*_mistakes(iter([lambda: _check_memory(config, num_ranks, fits, fresh)]))]
     if "folder" in looks:
-        mistakes += _mistakes(_of_its_models(config, fresh))
+        mistakes += _mistakes(_model_looks(config, fresh))
         if not any(isinstance(mistake, ConfigError) for mistake in mistakes):
-            mistakes += _mistakes(_of_its_folder(config, fresh))
+            mistakes += _mistakes(_folder_looks(config, fresh))
     if len(mistakes) == 1:
         raise mistakes[0]
     for kind in (ConfigError, DataError, StorageError, RunError):
@@ -277,7 +277,7 @@ def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:
             yield mistake
 
 
-def _of_itself(config: RunConfig, num_ranks: int, purpose: Purpose, facts: list[DataFacts]) -> Iterator[Look]:
+def _run_looks(config: RunConfig, num_ranks: int, purpose: Purpose, facts: list[DataFacts]) -> Iterator[Look]:
     looks = LOOKS[purpose]
     trained = purpose in ("measure", "use")
     # of a trained run neither the optimizer's kernel nor the name that its folder has now matters
@@ -286,7 +286,7 @@ def _of_itself(config: RunConfig, num_ranks: int, purpose: Purpose, facts: list[
     if "data" in looks or ("data if here" in looks and missing_stream(config.data) is None):
         yield lambda: facts.append(check_data(config))
     if "store" in looks:
-        yield lambda: _check_second_home(config.checkpoint.copy_to)
+        yield lambda: _check_replica(config.checkpoint.copy_to)
     if "packages" in looks and importlib.util.find_spec("torch") is not None:  # else it trains in another environment
         on_gpu = config.compute.device == "auto" and count_gpus() > 0
         named = (config.callbacks, config.loggers)
@@ -317,14 +317,14 @@ def _check_memory(config: RunConfig, num_ranks: int, gpu: RunGpus | None, fresh:
         _refuse(too_large(closed, gpu, num_ranks))
 
 
-def _check_second_home(url: str | None) -> None:
+def _check_replica(url: str | None) -> None:
     if url is not None:
         from modernbert_train.checkpoints.store import problem_of
 
         _refuse(filter(None, [problem_of(url)]))
 
 
-def _of_its_models(config: RunConfig, fresh: bool) -> Iterator[Look]:
+def _model_looks(config: RunConfig, fresh: bool) -> Iterator[Look]:
     """Yield the looks at what a run names and writes to, which no other mistake can spoil."""
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
@@ -335,7 +335,7 @@ def _of_its_models(config: RunConfig, fresh: bool) -> Iterator[Look]:
     yield run.check_writable
 
 
-def _of_its_folder(config: RunConfig, fresh: bool) -> Iterator[Look]:
+def _folder_looks(config: RunConfig, fresh: bool) -> Iterator[Look]:
     yield lambda: describe_evals(config.evals)  # rank 0 reads them for all
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():

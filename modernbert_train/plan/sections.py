@@ -73,9 +73,9 @@ def gb(count: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def between(least: float, most: float) -> str:
+def between(lowest: float, highest: float) -> str:
     """Format a range with two digits: 4231 and 6712 -> '4,200 to 6,700'."""
-    low, high = _two_digits(least), _two_digits(most)
+    low, high = _two_digits(lowest), _two_digits(highest)
     return low if low == high else f"{low} to {high}"
 
 

@@ -29,11 +29,11 @@ from modernbert_train.models.build import shapes_of
 from modernbert_train.models.init import module_of
 from modernbert_train.models.replaced import PROJECTION, generator_of
 from modernbert_train.weights.formats import DISCRIMINATORS, HubFormat, electra, export_format, read_content
-from modernbert_train.weights.formats.alone import Alone, read_own
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import BEFORE, PREDICTS_FROM
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.headless import Headless
+from modernbert_train.weights.formats.sentence_encoder import SentenceEncoder, read_own
 from modernbert_train.weights.formats.tensors import (
     DECODER,
     MASKED_LM,
@@ -212,7 +212,7 @@ def _model(source: Source, prompts: Mapping[str, str] | None = None) -> _Part:
     if objective is not None and objective.compares:  # an idle masked-LM head belongs to another phase
         kept = {"model", TOKEN_PROJECTION} | ({*MASKED_LM} if "tokens" in objective.heads else set())
         weights = {name: tensor for name, tensor in weights.items() if module_of(name) in kept}
-        hub = Alone(export_format(model, source.order), cast(ContrastiveConfig, objective), prompts)
+        hub = SentenceEncoder(export_format(model, source.order), cast(ContrastiveConfig, objective), prompts)
         return _Part("embedder", model, weights, hub)
     modules = {module_of(name) for name in weights}
     if {TOKEN_HEAD, "decoder"} <= modules:  # a run with both exports the one of its last phase

@@ -25,8 +25,8 @@ from modernbert_train.models.build import shapes_of
 from modernbert_train.models.init import module_of
 from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER_CONFIG, read_vocabulary
 from modernbert_train.weights.formats import HubFormat, export_format, format_of
-from modernbert_train.weights.formats.alone import DENSE, Alone
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
+from modernbert_train.weights.formats.sentence_encoder import DENSE, SentenceEncoder
 from modernbert_train.weights.formats.table import EXPORTED_BY
 from modernbert_train.weights.formats.tensors import Shapes, from_hf, to_hf, unsupported_heads
 
@@ -90,7 +90,7 @@ def export(
     has_pair_head = any(module_of(name) == "pair_head" for name in state)
     if pairs or (has_pair_head and config.segments > 1):  # token types were trained
         tokenizer_config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
-    modules_files = hub.files(config.hidden_size, max_tokens) if isinstance(hub, Alone) else {}
+    modules_files = hub.files(config.hidden_size, max_tokens) if isinstance(hub, SentenceEncoder) else {}
     described = {**hub.describe(config, order, modules, max_tokens, vocabulary), **(extra or {})}
     if out.exists() and not _is_export(out):
         raise ConfigError(f"{out} exists and is not an export of this program. Remove it or name another folder.")

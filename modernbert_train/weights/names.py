@@ -287,8 +287,8 @@ def growable(old: ModelConfig, new: ModelConfig, key: str) -> tuple[ModernBertCo
     if type(old) is type(new) is ModernBertConfig:
         return cast(ModernBertConfig, old), cast(ModernBertConfig, new)
     raise ConfigError(
-        f"{key}: model.name={new.name} here, {old.name} there, and only a modernbert grows, into a modernbert. Train "
-        "this model from scratch, or start from a model of the same size with weights.init_from."
+        f"{key}: model.name={new.name} here, {old.name} there, and only a modernbert can grow, into a modernbert. "
+        "Train this model from scratch, or start from a model of the same size with weights.init_from."
     )
 
 

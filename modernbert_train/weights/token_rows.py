@@ -166,7 +166,8 @@ class _Spelling:
 
 
 def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool], list[int]]:
-    """Return a function from text to old pieces; its second argument: True if text without a space continues a word."""
+    """Return a function from text to old pieces. Its second argument is True if text that begins without a space
+    continues a word."""
     dropped = {old.ids[token] for token in old.special} | {old.ids.get(old.unknown or "", -1)}
     inside = {i: old.ids.get(f"{_INSIDE}{token}", i) for token, i in old.ids.items()} if old.kind == _WORD_PIECE else {}
 

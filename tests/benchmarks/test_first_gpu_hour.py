@@ -53,7 +53,7 @@ def test_a_part_that_fails_hangs_or_is_wrong_leaves_the_others_alone(tmp_path: P
         Part("hangs", "", "all", 0.02, HANGS),
         Part("wrong", "", "all", 1, python(""), too_slow),
         Part("unreadable", "", "all", 1, python(""), unreadable),
-        Part("many", "", "all", 1, python(""), least=2),
+        Part("many", "", "all", 1, python(""), min_gpus=2),
         Part("works", "", "all", 1, python("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"),
              lambda out, name: {"speed": 3.0, "size": 2.0}, {"speed": (4, None), "size": (2, 2)}, "go faster"),
     )  # fmt: skip
@@ -149,7 +149,7 @@ def test_every_command_is_one_that_exists(
     monkeypatch.setattr("modernbert_train.plan.resolve.missing_packages", lambda *_, **__: iter(()))  # Triton, for flex
     assert len({part.name for part in PARTS}) == len(PARTS)
     for part in PARTS:
-        if part.least > len(gpus):
+        if part.min_gpus > len(gpus):
             continue
         place = Place(texts[tiny], gpus, tiny=tiny)
         words = shlex.split(part.command.format(**sizes(part, place)))

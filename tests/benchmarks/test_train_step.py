@@ -66,7 +66,7 @@ def test_every_contender_trains_on_the_same_documents(tmp_path: Path, capsys: py
 
 
 def test_transformers_gets_the_documents_that_we_pack(tmp_path: Path) -> None:
-    """If it got other tokens or labels, or rows with their tails, the comparison would be of different work."""
+    """If it got other tokens or labels, or padding, both would do different work."""
     write_corpus(tmp_path, 64, tokens=4000, median_tokens=40, longest=300)
     config = run_config(TINY, tmp_path, tmp_path, torch.device("cpu"), workers=0)
     batch = next(iter(build_data(config, read_facts(config.data)).loader(0, 1)))

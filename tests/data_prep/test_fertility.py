@@ -72,7 +72,7 @@ def test_bad_input(files: list[str], whole_words: str, tmp_path: Path, capsys: A
     one = str(tmp_path / "one.jsonl")
     for words, code, message in [
         ([whole_words, files[0], one, *read, "--parallel"], 65, f"{one}: 1 document, and {files[0]} has 2: not"),
-        ([whole_words, files[0], files[0], *read], 78, "the same text is named twice"),
+        ([whole_words, files[0], files[0], *read], 78, "this text is named twice"),
         ([one, files[0]], 65, f"{one} cannot be read"),
         ([whole_words, str(tmp_path / "empty.jsonl"), *read], 65, "empty.jsonl"),
         ([whole_words, str(tmp_path / "none.jsonl"), *read], 65, "none.jsonl"),

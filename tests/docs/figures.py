@@ -13,6 +13,7 @@ from functools import cache
 from io import StringIO
 from typing import NamedTuple
 
+from benchmarks.hour_parts import BASE_RATE, EAGER_RATE, LARGE_RATE, Range
 from benchmarks.published import FITTED
 from benchmarks.race.protocol import HERE, Protocol
 from benchmarks.race.table import picture_of, read_results, table_of
@@ -137,6 +138,11 @@ def published_errors() -> list[int]:
     return [int(each) for each in rows]
 
 
+def rates(expected: Range) -> Callable[[], str]:
+    """Return a source: the tokens/s that the first GPU hour expects."""
+    return lambda: " to ".join(f"{each:,.0f}" for each in expected if each is not None)
+
+
 def bf16_share(row: str) -> Callable[[], str]:
     """Return a source: the processor time of bf16 over fp32's, by the rates of a row of the table of bf16 on a CPU."""
 
@@ -162,7 +168,7 @@ def rooms() -> str:
 
 BASE, README, PLAN, SPEED = "modernbert-base", "README.md", "docs/plan.md", "docs/speed.md"
 RESULTS, DESIGN = "benchmarks/RESULTS.md", "docs/design.md"
-MODEL, MINILM = "docs/model.md", "yamls/recipes/adapt-minilm.yaml"
+HOUR, MODEL, MINILM = "docs/first-gpu-hour.md", "docs/model.md", "yamls/recipes/adapt-minilm.yaml"
 FIGURES = (
     Figure("days of base", planned(BASE, r"takes +(.+?) d, predicted"), (
         (README, "published takes {} days on 8 H100"), (README, "  takes     {} d, predicted"))),
@@ -199,6 +205,9 @@ FIGURES = (
         (PLAN, "makes base on 8 H100 {} faster"),)),
     Figure("without the fast settings", lambda: str(WITHOUT_FAST_SETTINGS), (
         (PLAN, "`optim.fused` it takes {} times as long"), (SPEED, "that the run takes about {} times as long"))),
+    Figure("compiled base of the first hour", rates(BASE_RATE), ((HOUR, "| {} tokens/s compiled"),)),
+    Figure("eager base of the first hour", rates(EAGER_RATE), ((HOUR, "tokens/s compiled, {} eager"),)),
+    Figure("large of the first hour", rates(LARGE_RATE), ((HOUR, "and its memory | {} tokens/s; 70"),)),
     Figure("usable share", lambda: f"{1 - RESERVED_SHARE:.0%}".replace("%", " %"), ((PLAN, "A GPU offers {} of its"),)),
     Figure("reserved bytes", lambda: f"{RESERVED_BYTES / 1e9:g} GB", ((PLAN, "of its memory less {} (CUDA"),)),
     Figure("largest microbatch", lambda: f"{MAX_TOKENS:,}", ((PLAN, "within that, at\nmost {} tokens"),)),

@@ -115,8 +115,8 @@ def test_a_slurm_job_of_one_machine_needs_no_srun() -> None:
     [
         ({"SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}, {}, "was not started by srun"),
         (SLURM_STEP | {"SLURM_STEP_NUM_TASKS": "32"}, {}, r"SLURM_STEP_NUM_TASKS=32 .* --ntasks-per-node=1"),
-        ({}, {"nodes": 2}, "2 machines and rendezvous=None: where do they meet"),
-        ({}, {"nodes": 2, "rendezvous": "host"}, "rendezvous=host: where do they meet"),
+        ({}, {"nodes": 2}, "2 machines and rendezvous=None: no address at which they meet"),
+        ({}, {"nodes": 2, "rendezvous": "host"}, "rendezvous=host: no address at which they meet"),
         ({}, {"nodes": 2, "rendezvous": "host:1", "node_rank": 2}, "numbered 0 to 1"),
     ],
 )

@@ -16,7 +16,7 @@ from modernbert_train.models.build import build_model, shapes_of
 from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.plan import parameters as planned
 from modernbert_train.weights.formats import format_of, neobert
-from modernbert_train.weights.formats.alone import Alone
+from modernbert_train.weights.formats.sentence_encoder import SentenceEncoder
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from tests.support.encoders import NEOBERT, VOCABULARY, build, objective_of, twin_of
 
@@ -67,7 +67,7 @@ def test_the_released_model_is_read_and_written_bit_by_bit() -> None:
 
 def test_an_encoder_for_vectors_is_the_bare_class_of_its_code() -> None:
     """As AutoModel opens it; and it is read again."""
-    raw = Alone(neobert.FORMAT).describe(NEOBERT, "all", ("model",), 96, VOCABULARY)
+    raw = SentenceEncoder(neobert.FORMAT).describe(NEOBERT, "all", ("model",), 96, VOCABULARY)
     assert raw["architectures"] == ["NeoBERT"] and raw["auto_map"]["AutoModel"].endswith(".NeoBERT")
     assert replace(format_of(raw, "file").read(raw, "file").model, init_cutoff=NEOBERT.init_cutoff) == NEOBERT
 

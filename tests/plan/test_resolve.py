@@ -70,7 +70,7 @@ def test_what_check_says_of_the_plan_is_what_training_would(
     words = again("phases.short.tokens=5000")
     by_check = refusal(words, capsys)
     assert "trained to 6," in by_check and "\n  phases.short.tokens: 4000 -> 5000\n" in by_check
-    monkeypatch.setattr("modernbert_train.plan.resolve._of_its_folder", lambda *args, **kwargs: iter(()))
+    monkeypatch.setattr("modernbert_train.plan.resolve._folder_looks", lambda *args, **kwargs: iter(()))
     assert main(["train", *words]) == 78
     assert capsys.readouterr().err == by_check
 

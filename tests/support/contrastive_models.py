@@ -24,7 +24,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
 from modernbert_train.train.gradients import gradients
 from modernbert_train.weights.formats import export_format
-from modernbert_train.weights.formats.alone import Alone
+from modernbert_train.weights.formats.sentence_encoder import SentenceEncoder
 from modernbert_train.weights.hf_folder import export
 from tests.support.pairs import MODEL
 
@@ -69,7 +69,7 @@ def ours(config: RunConfig, settings: ContrastiveConfig, microbatch_rows: int) -
 
 def exported(settings: ContrastiveConfig, tokenizer: Path, out: Path) -> Path:
     """The model of the tests' seed as a folder of sentence-transformers."""
-    hub, shapes = Alone(export_format(SIZE, "all"), settings), shapes_of(SIZE, settings)
+    hub, shapes = SentenceEncoder(export_format(SIZE, "all"), settings), shapes_of(SIZE, settings)
     beside: Any = {"max_tokens": 64, "tokenizer_folder": tokenizer, "out": out, "card": ""}
     export(model_of(settings).state_dict(), SIZE, hub=hub, shapes=shapes, **beside)
     return out

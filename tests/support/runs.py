@@ -129,7 +129,7 @@ def killed_and_gone_on(words: list[str], step: int) -> None:
 
 
 def assert_goes_on_to_the_bit(words: list[str], folder: Path) -> None:
-    """The run, ended before, has the same weights after it went on from the checkpoint before its newest."""
+    """Delete the newest checkpoint of a finished run, resume it, and assert equal weights."""
     whole = weights(folder)
     shutil.rmtree(max((folder / "checkpoints").iterdir()))
     assert main(["train", *words]) == 0

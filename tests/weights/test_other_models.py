@@ -159,7 +159,7 @@ def test_another_encoder_is_refused_by_both_names(
         said = capsys.readouterr().err
         assert f"of another architecture:\n  model.name={here} here, {there} there\nSet model.name={there}" in said
         assert main(["train", *run_of(tiny_run(*STILL, f"weights.grow_from={folder}"), model)]) == 78
-        assert f"model.name={here} here, {there} there, and only a modernbert grows" in capsys.readouterr().err
+        assert f"model.name={here} here, {there} there, and only a modernbert can grow" in capsys.readouterr().err
     assert not (tmp_path / "runs/tiny").exists()
 
 

@@ -56,7 +56,7 @@ class Listed:
         time: unix time at which it was written here.
         ranks: that wrote it.
         schema: of its files.
-        in_second_home: True if the replica has an identical copy; None without a replica, or if it was not read.
+        in_replica: True if the replica has an identical copy; None without a replica, or if it was not read.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Listed:
     time: float | None = None
     ranks: int | None = None
     schema: int | None = None
-    in_second_home: bool | None = None
+    in_replica: bool | None = None
 
 
 def look(folder: Path) -> Manifest:
@@ -188,7 +188,7 @@ def _copied(
 def _listed(
     folder: Path, kept: tuple[str, ...], copied: bool | None, verify: Callable[[Path], object] | None
 ) -> Listed:
-    about: dict[str, Any] = {"name": folder.name, "step": step_of(folder), "kept": kept, "in_second_home": copied}
+    about: dict[str, Any] = {"name": folder.name, "step": step_of(folder), "kept": kept, "in_replica": copied}
     about |= {"bytes": bytes_in(folder), "time": _time(folder / MANIFEST)}
     try:
         manifest = look(folder)
@@ -206,11 +206,11 @@ def _listed_there(store: Store, step: int, name: str) -> Listed:
     try:
         manifest = manifest_of(store, name)
     except RunError as error:
-        return Listed(name, step, DAMAGED, one_line(f"in the replica: {error}"), in_second_home=True)
+        return Listed(name, step, DAMAGED, one_line(f"in the replica: {error}"), in_replica=True)
     kept = kept_for({step: manifest}, None)[step]
     size = sum(file.bytes for file in manifest.files.values())
     about: dict[str, Any] = {"bytes": size, "ranks": len(manifest.weights), "schema": manifest.schema}
-    return Listed(name, step, ELSEWHERE, kept=kept, in_second_home=True, **about)
+    return Listed(name, step, ELSEWHERE, kept=kept, in_replica=True, **about)
 
 
 def _of_partial(name: str) -> str:
@@ -246,7 +246,7 @@ def as_text(listed: Sequence[Listed], selection: Selection) -> str:
     """Format a table, followed by the problems."""
     if not listed:
         return f"no checkpoint yet in {selection.checkpoints}"
-    copies = any(each.in_second_home is not None for each in listed)
+    copies = any(each.in_replica is not None for each in listed)
     places = ["replica"] if copies else []
     rows: list[tuple[str, ...]] = [("step", "tokens", "phase", "written", "MB", "state", *places, "kept as")]
     for each in listed:
@@ -259,7 +259,7 @@ def as_text(listed: Sequence[Listed], selection: Selection) -> str:
             each.state,
         ]
         if copies:
-            cells.append({None: "-", True: "yes", False: "no"}[each.in_second_home])
+            cells.append({None: "-", True: "yes", False: "no"}[each.in_replica])
         nothing = "-" if each.state in (SET_ASIDE, ELSEWHERE, INCOMPLETE) or each.schema is None else "nothing"
         rows.append((*cells, ", ".join(each.kept) or nothing))
     lines = [table(rows)]

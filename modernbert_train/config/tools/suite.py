@@ -58,7 +58,7 @@ class SuiteTaskConfig:
         return ("retrieval", "train" if self.retrieval is not None else "evaluate")
 
     @property
-    def what(self) -> str:
+    def argument(self) -> str:
         """The verb's first argument: task, recipe or folder."""
         return self.finetune or self.retrieval or self.beir or f"{MTEB}{self.mteb}"
 

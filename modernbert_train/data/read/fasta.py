@@ -73,7 +73,7 @@ class _Record:
             yield self._part(self._part_letters)
 
     def end(self) -> Iterator[Row | LeftOut]:
-        """Yield the rest."""
+        """Yield the last part of a record, or why the record is left out."""
         if not self._total:
             yield LeftOut(self._id, "no_sequence", "a record without letters")
         elif self._part_letters is None and self._total > self._max_characters:

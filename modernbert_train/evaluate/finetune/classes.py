@@ -188,7 +188,7 @@ class SeveralClasses(OneClass):
 
 
 class Score(_OfTexts):
-    """A score of each text; see `Kind`."""
+    """Regression: a number for each text; see `Kind`."""
 
     name = "regression"
     link = "identity"

@@ -40,7 +40,7 @@ class Words(Kind):
         return [], [task.word_column, *([task.tag_column] if labelled else [])]
 
     def rows(self, path: Path, task: TaskConfig, labelled: bool, named: str | None) -> Iterator[TaskRow]:
-        """See `Kind`; of a CoNLL file, which names nothing, the words are the texts."""
+        """See `Kind`. The columns of a CoNLL file have no names: a text is its words."""
         if ending(path) in (".jsonl", ".parquet"):
             yield from super().rows(path, task, labelled, named)
             return

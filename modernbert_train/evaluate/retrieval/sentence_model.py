@@ -23,7 +23,7 @@ from modernbert_train.evaluate.retrieval.runs import (
     exported_encoder,
     quiet,
 )
-from modernbert_train.weights.formats.alone import SETTINGS, read_own
+from modernbert_train.weights.formats.sentence_encoder import SETTINGS, read_own
 from modernbert_train.weights.names import fetched, is_hub_id, look_up
 
 if TYPE_CHECKING:

@@ -162,11 +162,11 @@ class Watched:
         return SearchEncoderWrapper(self, _LATE_CHUNK if large else _CHUNK) if ranks else self
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Scores of each with each."""
+        """Score every pair of a row of the first with a row of the second."""
         return self.scores(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """Scores of neighbours."""
+        """Score the rows with the same index."""
         return self.pairwise(embeddings1, embeddings2)
 
     def _kept(self, loader: Any, make: Callable[[], Vectors]) -> Vectors:

@@ -33,17 +33,17 @@ def missing_data(plan: Plan) -> list[str]:
             if task.finetune is not None:
                 texts = cast(TaskConfig, config)
                 submitted = {f"submit.{file}": part.split for file, part in task.submit.items()}
-                lines = _of_texts(texts, splits_of(texts) | submitted)
+                lines = _missing_texts(texts, splits_of(texts) | submitted)
             elif task.retrieval is not None:
-                lines = _of_recipe(cast(RetrievalConfig, config))
+                lines = _missing_of_recipe(cast(RetrievalConfig, config))
             else:
-                lines = _of_sets({"": task.what}, cast(MeasureConfig, config))
+                lines = _missing_sets({"": task.argument}, cast(MeasureConfig, config))
             for line in lines:
                 tasks.setdefault(line, {})[name] = None
     return [f"{', '.join(names)}: {line}" for line, names in tasks.items()]
 
 
-def _of_texts(task: TaskConfig, splits: dict[str, str]) -> list[str]:
+def _missing_texts(task: TaskConfig, splits: dict[str, str]) -> list[str]:
     lines, data = list[str](), task.data
     parts = {key: split.rpartition("/") for key, split in splits.items()}
     subsets = {key: part[0] or task.subset or "" for key, part in parts.items()}
@@ -77,25 +77,25 @@ def _is_cached(data: str, subset: str = "") -> bool:
     return any((each / subset).is_dir() for each in alike)
 
 
-def _of_recipe(recipe: RetrievalConfig) -> list[str]:
+def _missing_of_recipe(recipe: RetrievalConfig) -> list[str]:
     lines = list[str]()
     for index, name in enumerate(recipe.train):
         with errors_to(lines.append, DataError):
             list(pair_files(index, name, recipe))
-    return lines + _of_sets({f"evaluate.{name}": each for name, each in recipe.evaluate.items()}, recipe)
+    return lines + _missing_sets({f"evaluate.{name}": each for name, each in recipe.evaluate.items()}, recipe)
 
 
-def _of_sets(sets: dict[str, str], config: EvaluateConfig) -> list[str]:
+def _missing_sets(sets: dict[str, str], config: EvaluateConfig) -> list[str]:
     lines = list[str]()
     for key, name in sets.items():
         with errors_to(lines.append, ConfigError, DataError):
-            lines += _of_set(name, config, key)
+            lines += _missing_set(name, config, key)
     if config.rerank is not None and not Path(config.rerank).exists() and Path(config.rerank).suffix in RUN_ENDS:
         lines.append(f"rerank={config.rerank}: no such file. Correct the path.")
     return lines
 
 
-def _of_set(name: str, config: EvaluateConfig, key: str) -> Iterator[str]:
+def _missing_set(name: str, config: EvaluateConfig, key: str) -> Iterator[str]:
     """Yield a line for a missing set. Raises ConfigError or DataError for a wrong name, or a folder without a file."""
     if (task := task_named(name, config)) is None:
         find_judgements(beir_folder(name, config.beir_folder), config.split, key)

@@ -156,7 +156,7 @@ class Plan:
         elif task.mteb is not None:
             splits, metrics = [str(task.mteb)], [MAIN_SCORE]
         else:
-            splits, metrics = list(settings.get("evaluate", [Path(task.what).name])), list(RANKING)
+            splits, metrics = list(settings.get("evaluate", [Path(task.argument).name])), list(RANKING)
         for key, value, known in (
             ("split", task.split, splits),
             ("choose_on", task.choose_on, splits),
@@ -165,7 +165,7 @@ class Plan:
             if value is not None and value not in known:
                 yield f"{key}={value}: is not measured. Choose from {', '.join(known)}."
         if not splits:
-            yield f"{task.what}: nothing to measure on. Name BEIR folders in keys: {{evaluate: {{NAME: FOLDER}}}}."
+            yield f"{task.argument}: nothing to measure on. Name BEIR folders in keys: {{evaluate: {{NAME: FOLDER}}}}."
 
     @property
     def levels(self) -> list[list[str]]:
@@ -366,11 +366,11 @@ class Plan:
                             yield cell
 
     def _what(self, task: SuiteTaskConfig) -> str:
-        beside = self._home / task.what
+        beside = self._home / task.argument
         is_yaml = (task.finetune or task.retrieval) and beside.suffix in (".yaml", ".yml")
-        if is_yaml and not (beside.is_file() or Path(task.what).is_file()):
-            raise ConfigError(f"{task.what}: no such file, neither here nor in {self._home}.")
-        return str(beside) if Path(task.what).suffix and beside.is_file() else task.what
+        if is_yaml and not (beside.is_file() or Path(task.argument).is_file()):
+            raise ConfigError(f"{task.argument}: no such file, neither here nor in {self._home}.")
+        return str(beside) if Path(task.argument).suffix and beside.is_file() else task.argument
 
     def _words(self, name: str, choice: Choice) -> tuple[str, ...]:
         task = self.suite.tasks[name]

@@ -17,7 +17,7 @@ class ScoreBias(Protocol):
     """A bias on the scores of a layer, added after scaling."""
 
     def __call__(self, start: int, end: int) -> Tensor:
-        """Return bias_NQK of the sequence between two indices of the buffer."""
+        """Return bias_NQK of the sequence whose tokens are start to end of the buffer."""
 
 
 class PairBias(ScoreBias, Protocol):

@@ -33,11 +33,11 @@ from modernbert_train.weights.formats import (
     neobert,
     xlnet,
 )
-from modernbert_train.weights.formats.alone import WITH_HEAD, Alone, read_own
 from modernbert_train.weights.formats.classifiers import KINDS, Classifiers
 from modernbert_train.weights.formats.config_json import ADAPTER_JSON, CONFIG_JSON, Described, read_object
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.headless import Headless, is_headless
+from modernbert_train.weights.formats.sentence_encoder import WITH_HEAD, SentenceEncoder, read_own
 from modernbert_train.weights.formats.table import EXPORTED_BY, Format
 
 
@@ -131,7 +131,7 @@ def format_of(raw: dict[str, Any], where: str) -> HubFormat:
             f"{where}: model_type={shown(kind)}; only model_type={', '.join(FORMATS)} can be read. Name such a model."
         )
     if isinstance(raw.get(WITH_HEAD), str):
-        return Alone(FORMATS[kind])
+        return SentenceEncoder(FORMATS[kind])
     if isinstance(FORMATS[kind], Format) and is_headless(raw):
         return Headless(FORMATS[kind])
     named = raw.get("architectures")

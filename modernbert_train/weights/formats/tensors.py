@@ -76,7 +76,7 @@ def to_hf(
         shape = stored_shape(hub, ours, config)
         for copy, parts in enumerate(places_of(hub, ours, config)):
             for name, part in zip(parts, weights[ours].chunk(len(parts)), strict=True):
-                there = _there(part, shape)
+                there = _to_stored(part, shape)
                 stored[name] = there.clone(memory_format=torch.contiguous_format) if copy else there.contiguous()
     return stored
 
@@ -158,7 +158,7 @@ def from_hf(
             and (mixed := [n for n in names if tensors[n][: shape.zero_rows].any()])
         ):
             raise mistake(f"{mixed[0]} is not zero in the first row")
-        parts_here = [_here(tensors[name], shape, part_of[ours]) for name in names]
+        parts_here = [_from_stored(tensors[name], shape, part_of[ours]) for name in names]
         weights[ours] = (parts_here[0] if len(names) == 1 else torch.cat(parts_here)).float()
     predicts = config.tied and ("decoder.bias" in weights if config.decoder_bias else optional)
     if getattr(hub, "headless", False) and "head" in {module_of(name) for name in shapes}:
@@ -176,7 +176,7 @@ def _names(known: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[
     return [name for ours in known if module_of(ours) == module for parts in known[ours] for name in parts]
 
 
-def _there(part: Tensor, shape: Shape | None) -> Tensor:
+def _to_stored(part: Tensor, shape: Shape | None) -> Tensor:
     if shape is None:
         return part
     if shape.zero_rows:
@@ -184,7 +184,7 @@ def _there(part: Tensor, shape: Shape | None) -> Tensor:
     return (part.t() if shape.transposed else part).reshape(shape.dims)
 
 
-def _here(part: Tensor, shape: Shape | None, ours: tuple[int, ...]) -> Tensor:
+def _from_stored(part: Tensor, shape: Shape | None, ours: tuple[int, ...]) -> Tensor:
     if shape is None:
         return part
     part = part[shape.zero_rows :]

@@ -150,7 +150,7 @@ def test_what_a_write_has_left_and_what_is_elsewhere_is_listed(copied: SmallRun)
     assert " no " in state_of(copied.says("list", copied.folder), 500)
 
 
-def test_a_second_home_that_does_not_answer_is_a_warning(copied: SmallRun) -> None:
+def test_a_replica_that_does_not_answer_is_a_warning(copied: SmallRun) -> None:
     copied.set_config(replace(copied.config, checkpoint=replace(copied.config.checkpoint, copy_to="nosuch://x/y")))
     said = copied.says("list", copied.folder)
     assert "5 whole checkpoints" in said and "cannot be read" in said

@@ -113,7 +113,7 @@ def test_a_store_that_fails_meanwhile_changes_nothing_here(copied: SmallRun, mon
     assert newest(copied.folder).step == 300
 
 
-def test_what_is_damaged_or_gone_here_comes_from_the_second_home(copied: SmallRun) -> None:
+def test_what_is_damaged_or_gone_here_comes_from_the_replica(copied: SmallRun) -> None:
     copied.flip(300)
     shutil.rmtree(copied.at(500))
     assert "was brought back from" in copied.says("restore", copied.folder, "500")

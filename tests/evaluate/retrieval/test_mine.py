@@ -19,7 +19,7 @@ from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.config.tools.retrieval import EncodeConfig
 from modernbert_train.evaluate.retrieval.sentence_model import open_sentence_model
 from modernbert_train.weights.formats import export_format
-from modernbert_train.weights.formats.alone import Alone
+from modernbert_train.weights.formats.sentence_encoder import SentenceEncoder
 from tests.support import forked
 from tests.support.beir import MODERNBERT, words_about, write_lines
 from tests.support.pairs import as_source, prepare_pairs
@@ -123,7 +123,9 @@ def test_what_cannot_be_mined_is_refused(encoder: Path, tmp_path: Path, capsys: 
     (tmp_path / "late").mkdir()
     for path in encoder.iterdir():
         (tmp_path / "late" / path.name).write_bytes(path.read_bytes())
-    modules = Alone(export_format(MODERNBERT, "all"), ContrastiveConfig(pooling="late", token_vectors=8)).files(32, 64)
+    modules = SentenceEncoder(
+        export_format(MODERNBERT, "all"), ContrastiveConfig(pooling="late", token_vectors=8)
+    ).files(32, 64)
     for name, content in modules.items():
         (tmp_path / "late" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "late" / name).write_text(json.dumps(content))

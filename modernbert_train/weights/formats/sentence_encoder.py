@@ -32,7 +32,7 @@ _PLACES = {
 }
 
 
-class Alone(Around):
+class SentenceEncoder(Around):
     """See `HubFormat`.
 
     Args:
