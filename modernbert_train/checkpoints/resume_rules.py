@@ -12,9 +12,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from modernbert_train.checkpoints.run_folder import changed_keys, fixed
 from modernbert_train.config.knob import facts_of
 from modernbert_train.config.load import differences
-from modernbert_train.config.schema import PhaseConfig
+from modernbert_train.config.schema import PhaseConfig, RunConfig
 from modernbert_train.core.claim import Change, refuse
 from modernbert_train.errors import ConfigError
 
@@ -37,6 +38,20 @@ def check_same_past(found: Checkpoint, phases: Mapping[str, PhaseConfig]) -> Non
         ConfigError: a trained phase differs; names each difference.
     """
     refuse_changes(found.folder, found.config.phases, phases, found.state.phase, found.state.tokens)
+
+
+def check_same_run(found: Checkpoint, config: RunConfig) -> None:
+    """Compare the configuration that a checkpoint was trained with, and that a verb uses, with the given one.
+
+    Raises:
+        ConfigError: a key differs that only training reads; names each difference.
+    """
+    past = past_changes(found.config.phases, config.phases, found.state.phase, found.state.tokens)
+    refuse(
+        f"{found.folder} was trained with another configuration, which is used here",
+        [*fixed(changed_keys(found.config, config)), *past],
+        "Leave these keys out; or restore the run's config.yaml.",
+    )
 
 
 def refuse_average(run: Path) -> None:

@@ -24,13 +24,14 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from modernbert_train.checkpoints.manifest import step_folders
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, read_manifest, step_folders
 from modernbert_train.checkpoints.provenance import STARTS, read_starts
+from modernbert_train.checkpoints.verified import check_hashes
 from modernbert_train.config.auto import filled, recorded
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
@@ -147,12 +148,12 @@ class RunFolder:
         sweep(self.path)
 
     def compare(self) -> list[str]:
-        """Return the harmless differences from the last configuration of the folder.
+        """Return the harmless differences from the configuration of the newest whole checkpoint, else of the folder.
 
         Raises:
             ConfigError: the folder belongs to a run with an incompatible configuration.
         """
-        saved = self.path / "config.yaml"
+        saved = self._trained_by()
         if not saved.exists():
             return []
         remedy = (
@@ -162,17 +163,22 @@ class RunFolder:
         others = f"{saved}: not written by this version, which has other keys"
         with values_as(ConfigError, others, ConfigError, after=remedy):
             last = load_run([saved])
-        changed = differences(filled(last, {}), recorded(self.config, last))
-        before, after = list(last.phases), list(self.config.phases)
-        if before != after and sorted(before) == sorted(after):
-            changed.append(("phases", before, after))
+        changed = changed_keys(last, self.config)
         refuse(
             f"{self.path} holds a run with another configuration",
-            [Change(*change) for change in changed if not _may_change(*change)],
+            fixed(changed),
             "Give this run another name=, restore the values, or start over with --fresh (the old run is kept under "
             "another name).",
         )
         return [str(Change(*change)) for change in (*changed, *self._other_plugins())]
+
+    def _trained_by(self) -> Path:
+        """Return the configuration of the newest checkpoint that has one whole: the folder's may have been edited."""
+        for step in reversed(step_folders(self.checkpoints)):
+            with suppress(OSError, KeyError, RunError):  # damaged; training uses the newest whole one, and reports it
+                check_hashes(step, read_manifest(step), [CONFIG_YAML])
+                return step / CONFIG_YAML
+        return self.path / CONFIG_YAML
 
     def _other_plugins(self) -> list[tuple[str, str, str]]:
         """Return the plugins whose version or source has changed since the last start: name, old and new."""
@@ -366,7 +372,20 @@ def _check_fault(entry: dict[str, Any]) -> None:
         raise ValueError(f"to: expected the name of a checkpoint, found {entry['to'][:60]!r}")
 
 
-def _may_change(key: str, old: Any, new: Any) -> bool:
-    if key.startswith("data.streams.") and None in (old, new):
-        return False  # a stream's folder may move; no stream may come or go
-    return may("restart", RunConfig, key)
+def changed_keys(last: RunConfig, config: RunConfig) -> list[Change]:
+    """Return the differences between two configurations of a run; keys that both leave open are equal."""
+    changed = [Change(*each) for each in differences(filled(last, {}), recorded(config, last))]
+    before, after = list(last.phases), list(config.phases)
+    if before != after and sorted(before) == sorted(after):
+        changed.append(Change("phases", before, after))
+    return changed
+
+
+def fixed(changed: Iterable[Change]) -> list[Change]:
+    """Return the changes that no start of a run may make. A stream's folder may move; no stream may come or go."""
+    return [
+        each
+        for each in changed
+        if (each.key.startswith("data.streams.") and None in (each.before, each.now))
+        or not may("restart", RunConfig, each.key)
+    ]

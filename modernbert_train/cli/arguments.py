@@ -7,7 +7,7 @@ import gc
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from modernbert_train.checkpoints.results import run_of
 from modernbert_train.checkpoints.run_folder import RESOLVED, TOKENIZER_COPY
 from modernbert_train.config.read import read_yaml
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import read_json
 from modernbert_train.distributed.launched import check_launch_variables
+from modernbert_train.errors import StorageError
 
 if TYPE_CHECKING:
     from modernbert_train.checkpoints.checkpoint import Checkpoint
@@ -92,9 +94,11 @@ def _present_paths(run: Path, written: Path, tree: Any) -> Iterator[str]:
         written: the folder as its config.yaml states it.
         tree: content of its config.yaml.
     """
-    home = Path()
-    with suppress(OSError, ValueError, KeyError, TypeError):  # written by an earlier version, or damaged
-        home = Path(read_json(run / RESOLVED)["home"])
+    home, record = Path(), run / RESOLVED
+    if record.exists():  # earlier versions wrote none
+        remedy = "Restore it; or remove it, and call this from the folder in which the run was started."
+        with os_errors_as(StorageError, f"{record}: cannot be read", remedy, ValueError, AttributeError, TypeError):
+            home = Path(read_json(record).get("home", ""))
     begins_here = _is_same(written, run) and (not written.is_absolute() or home.absolute() == Path.cwd())
     for key, path in _paths(tree):
         inside = [run / TOKENIZER_COPY] if key == "data.tokenizer" else []

@@ -15,6 +15,7 @@ from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import write_out
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import number_in
+from modernbert_train.distributed.launched import check_launch_variables
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.recipe import SIZES, RunRequest, run_yaml, tokens_for
 
@@ -152,6 +153,8 @@ def check(parser: argparse.ArgumentParser) -> Call:
 def _check(options: argparse.Namespace) -> None:
     from modernbert_train.plan.resolve import describe_evals, resolve
 
+    if options.ranks == 1:
+        check_launch_variables()  # as `train` does
     config = read_sound(options.run, "train", options.ranks)
     from modernbert_train.config.describe import describe
     from modernbert_train.data.check import describe_streams, few_predictions, unread_rows, without_words

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from typing import Any
 
 from modernbert_train.config.callbacks import GPU_ONLY
 from modernbert_train.config.knob import bound_mistakes, facts_of, refuse_too_many
@@ -25,7 +26,7 @@ from modernbert_train.config.schema import (
     RunConfig,
 )
 from modernbert_train.config.stream_rules import one_source, phase_shares, stream_shares
-from modernbert_train.core.text import is_folder_name
+from modernbert_train.core.text import first_line, is_folder_name
 from modernbert_train.errors import ConfigError
 
 # kernel -> supported orders; models/attention checks device and precision
@@ -116,15 +117,32 @@ def kinds(config: RunConfig, num_ranks: int) -> Iterator[str]:
     for here, now in (("", config), *((f"phases.{name}.", now) for name, now in config.in_phase.items())):
         if _outside("model", now.model):
             continue
-        messages = list(now.model.mistakes())
+        model = f"model.name={now.model.name}"
+        objective = f"objective.name={now.objective.name}"
+        messages = _answer(model, now.model.mistakes)
         if not messages and not _outside("objective", now.objective):
             messages = [
-                *now.model.mistakes_in_run(now.objective, from_scratch=config.from_scratch),
-                *now.objective.mistakes(now.model),
-                *now.objective.mistakes_after(config.objective),
+                *_answer(model, now.model.mistakes_in_run, now.objective, from_scratch=config.from_scratch),
+                *_answer(objective, now.objective.mistakes, now.model),
+                *_answer(objective, now.objective.mistakes_after, config.objective),
             ]
         yield from (here + message for message in messages if message not in reported)
         reported.update(messages)
+
+
+def _answer(key: str, mistakes: Callable[..., Any], *arguments: Any, **more: Any) -> list[str]:
+    """Return the mistakes that a method of a section finds; if a plugin's method fails, that is one."""
+    try:
+        found = mistakes(*arguments, **more)
+        messages = [found] if isinstance(found, str) else [*found]
+        if others := [each for each in messages if not isinstance(each, str)]:
+            raise TypeError(f"yields {others[0]!r} and not a text")
+    except Exception as error:  # a plugin may raise any
+        module, name = mistakes.__module__, mistakes.__qualname__
+        if module.startswith("modernbert_train."):
+            raise
+        return [f"{key}: {module}.{name} of the plugin fails: {type(error).__name__}: {first_line(error)}. Fix it."]
+    return messages
 
 
 def _outside(section: str, config: ModelConfig | ObjectiveConfig) -> bool:
@@ -332,7 +350,8 @@ def evaluations(config: RunConfig, num_ranks: int) -> Iterator[str]:
             yield f"evals.{name}: the name is used in metrics. Use at most 40 letters, digits, '_' and '-'."
         elif name == "heldout":
             yield "evals.heldout: this name is reserved for the held-out text of section eval. Choose another."
-        yield from settings.mistakes(f"evals.{name}", config.objective)
+        here = f"evals.{name}"
+        yield from _answer(f"{here}.name={settings.name}", settings.mistakes, here, config.objective)
 
 
 def worker_patience(config: RunConfig, num_ranks: int) -> Iterator[str]:

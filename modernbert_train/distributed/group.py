@@ -23,9 +23,16 @@ from modernbert_train.core.torch_internals import set_timeouts
 from modernbert_train.distributed import heartbeat
 from modernbert_train.distributed.fail_together import failing_together, holds_store
 from modernbert_train.distributed.heartbeat import CONNECTING, GRACE_SECONDS, post_heartbeat
-from modernbert_train.distributed.launched import STORE, check_launch_variables, from_launcher
+from modernbert_train.distributed.launched import (
+    LEFT_OVER,
+    STORE,
+    check_launch_variables,
+    from_launcher,
+    speaks_for_all,
+)
 from modernbert_train.distributed.rendezvous import wait_for_store
 from modernbert_train.distributed.shared_gpu import claim_gpu
+from modernbert_train.distributed.stop_signals import say, stoppable_in_c
 from modernbert_train.errors import RunError, StoppedEarly
 
 T = TypeVar("T")
@@ -42,6 +49,7 @@ _OF_TORCH = {
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}  # device -> torch's names of the collective backends
 STORE_PREFIX = "modernbert-train"  # prefix of the store keys of ranks and launchers
 _MEET_SECONDS = 5.0  # interval of rendezvous while rank 0 works
+_QUIET_SECONDS = 20.0  # before the first rank says that it waits for the others
 
 # set by launchers for their ranks; Composer's Trainer requires all of them, even for a single process
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": "0"}
@@ -84,7 +92,8 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
     """
     if not dist.is_initialized():
         check_launch_variables()
-    store = None if dist.is_initialized() or num_ranks() == 1 else _meet(timeout_seconds)
+    with stoppable_in_c(), _saying_that_it_waits():
+        store = None if dist.is_initialized() or num_ranks() == 1 else _meet(timeout_seconds)
     missing = {name: value for name, value in _ALONE.items() if name not in os.environ}
     os.environ.update(missing)
     failed = True
@@ -97,15 +106,16 @@ def joined(device: torch.device, timeout_seconds: float) -> Iterator[None]:
                     for name, value in _OF_TORCH.items():
                         os.environ.setdefault(name, value)
                 post_heartbeat(CONNECTING)
-                dist.init_process_group(
-                    BACKENDS[device.type],
-                    store=dist.HashStore() if store is None else store,  # type: ignore[attr-defined]
-                    rank=this_rank(),
-                    world_size=num_ranks(),
-                    timeout=timedelta(seconds=timeout_seconds + GRACE_SECONDS),
-                    # NCCL connects now, while its errors can still be reported
-                    device_id=device if store is not None and device.type == "cuda" else None,
-                )
+                with stoppable_in_c(), _saying_that_it_waits():
+                    dist.init_process_group(
+                        BACKENDS[device.type],
+                        store=dist.HashStore() if store is None else store,  # type: ignore[attr-defined]
+                        rank=this_rank(),
+                        world_size=num_ranks(),
+                        timeout=timedelta(seconds=timeout_seconds + GRACE_SECONDS),
+                        # NCCL connects now, while its errors can still be reported
+                        device_id=device if store is not None and device.type == "cuda" else None,
+                    )
                 post_heartbeat("the first exchange of all ranks")
             yield
         failed = False
@@ -131,6 +141,21 @@ def set_timeout(seconds: float, timeout_seconds: float) -> None:
     heartbeat.set_timeout(seconds)
     if num_ranks() > 1:
         set_timeouts(max(seconds, timeout_seconds) + GRACE_SECONDS)
+
+
+@contextmanager
+def _saying_that_it_waits() -> Iterator[None]:
+    """Context in which the first rank says, after some seconds, that it waits for the others."""
+    where = os.environ.get(STORE) or f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    line = f"WORLD_SIZE={num_ranks()}: waiting at {where} for the other ranks. If no launcher starts them: {LEFT_OVER}"
+    timer = threading.Timer(_QUIET_SECONDS, say, [line])
+    timer.daemon = True
+    if num_ranks() > 1 and speaks_for_all():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _meet(timeout_seconds: float) -> Any:

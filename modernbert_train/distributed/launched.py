@@ -15,7 +15,7 @@ LEFT = "left"  # follows the process id in a heartbeat file: the rank has left a
 
 
 _UNSET = "Unset it (`unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE`)"
-_LEFT_OVER = f"{_UNSET}, or start with `launch` or torchrun."
+LEFT_OVER = f"{_UNSET}, or start with `launch` or torchrun."
 
 
 def from_launcher(name: str, default: int) -> int:
@@ -28,7 +28,7 @@ def from_launcher(name: str, default: int) -> int:
     if text is None:
         return default
     if not text.isdecimal():
-        raise ConfigError(f"{name}={text!r} in the environment: a launcher sets a whole number. {_LEFT_OVER}")
+        raise ConfigError(f"{name}={text!r} in the environment: a launcher sets a whole number. {LEFT_OVER}")
     return int(text)
 
 
@@ -52,15 +52,17 @@ def check_launch_variables() -> None:
         ConfigError: some are missing or inconsistent, so they are left over from another program.
     """
     rank, world = from_launcher("RANK", 0), from_launcher("WORLD_SIZE", 1)
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", *(["MASTER_PORT"] if world > 1 else [])):
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"):
         from_launcher(name, 0)
+    if world > 1 and not (port := from_launcher("MASTER_PORT", 1)) < 1 << 16:
+        raise ConfigError(f"MASTER_PORT={port} in the environment: ports end at 65,535. {LEFT_OVER}")
     if rank >= world:
-        raise ConfigError(f"RANK={rank} with WORLD_SIZE={world} in the environment: ranks count from 0. {_LEFT_OVER}")
+        raise ConfigError(f"RANK={rank} with WORLD_SIZE={world} in the environment: ranks count from 0. {LEFT_OVER}")
     wanted = ["RANK", "LOCAL_RANK", *([] if STORE in os.environ else ["MASTER_ADDR", "MASTER_PORT"])]
     missing = [name for name in wanted if not os.environ.get(name)]
     if world > 1 and missing:
         names = ", ".join(missing)
-        raise ConfigError(f"WORLD_SIZE={world} in the environment without {names}, which launchers set. {_LEFT_OVER}")
+        raise ConfigError(f"WORLD_SIZE={world} in the environment without {names}, which launchers set. {LEFT_OVER}")
 
 
 def speaks_for_all() -> bool:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -21,6 +22,7 @@ from modernbert_train.distributed.launched import tells_signals
 from modernbert_train.errors import StoppedEarly
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
+_HANDLED_SECONDS = 0.5  # after which a main thread that runs Python has handled a signal
 
 _code: int | None = None  # exit code of this program, once it is known
 _before_a_stop: list[Callable[[], object]] = []
@@ -104,6 +106,34 @@ def handled_by(
         for number, handler_before in before.items():
             # None: the previous handler was not set by Python
             signal.signal(number, signal.SIG_DFL if handler_before is None else handler_before)
+
+
+@contextmanager
+def stoppable_in_c() -> Iterator[None]:
+    """Let a stop signal end the program while its main thread waits inside C++, where no Python handler runs.
+
+    A thread is told of signals by Python's C handler. It acts if `stop_at_once` is the handler and has not run.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+
+    def watch() -> None:
+        while number := os.read(reads, 1):
+            if number[0] in STOP_SIGNALS and signal.getsignal(number[0]) is stop_at_once:
+                time.sleep(_HANDLED_SECONDS)
+                stop_at_once(number[0], None)
+        os.close(reads)
+
+    before = signal.set_wakeup_fd(writes)
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writes)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import sys
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.checkpoints.results import keep_result
+from modernbert_train.checkpoints.resume_rules import check_same_run
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.fingerprint import data_fingerprint, differences
@@ -20,7 +21,6 @@ from modernbert_train.evaluate.heldout import Evaluation, HeldOutTexts
 from modernbert_train.models.build import build_model
 from modernbert_train.plan.resolve import resolve
 from modernbert_train.weights.gather import load_weights
-from modernbert_train.weights.names import check_same_architecture
 from modernbert_train.weights.source import check_same_tokenizer, source_of
 
 HELD_OUT = "heldout"
@@ -30,14 +30,14 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     """Measure a checkpoint, print the figures, and save them in its run's folder; see results.py.
 
     Args:
-        config: the run's; its data, masking rate and sections eval and evals are used.
+        config: the run's, whose data and sections eval and evals are used; the checkpoint has the rest.
         checkpoint: None for the run's newest.
 
     Returns:
         Figures by name: `heldout` for the held-out text, and each evaluation's name in evals.
 
     Raises:
-        ConfigError: the run names nothing to measure on, or the checkpoint is of another architecture or tokenizer.
+        ConfigError: the run names nothing to measure on, or the checkpoint has another configuration or tokenizer.
         DataError: shards and tokenizer do not belong together, or labelled texts cannot be used.
         StorageError: the run lacks a checkpoint.
     """
@@ -49,7 +49,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     assert facts is not None
     chosen = newest_checkpoint(config.folder) if checkpoint is None else checkpoint
     source = source_of(chosen)
-    check_same_architecture(source, config.model, str(chosen.folder))
+    check_same_run(chosen, config)
     check_same_tokenizer(source, config.data.tokenizer, str(chosen.folder))
     for each in differences(chosen.state.data, data_fingerprint(facts)):
         if each.is_teacher:

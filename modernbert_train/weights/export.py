@@ -13,6 +13,7 @@ from torch import Tensor
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
 from modernbert_train.checkpoints.provenance import read_starts
 from modernbert_train.checkpoints.results import Result, read_results, run_of
+from modernbert_train.checkpoints.resume_rules import check_same_run
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.config.contrastive import TOKEN_PROJECTION
 from modernbert_train.config.schema import (
@@ -69,12 +70,13 @@ def export_run(
         The model's folder.
 
     Raises:
-        ConfigError: data.tokenizer is not the tokenizer of the checkpoint, there is no generator, or transformers lacks
-            such a model.
+        ConfigError: the configuration or data.tokenizer is not that of the checkpoint, there is no generator, or
+            transformers lacks such a model.
         StorageError: there is no checkpoint, or the folder cannot be written.
     """
     chosen = newest_checkpoint(config.folder) if checkpoint is None else checkpoint
     source = source_of(chosen)
+    check_same_run(chosen, config)
     check_same_tokenizer(source, config.data.tokenizer, str(chosen.folder))
     own = f"{EXPORT}-generator" if generator else EXPORT
     folder = out or Path(config.folder) / (own if checkpoint is None else f"{own}-{chosen.folder.name}")

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +21,7 @@ from modernbert_train.distributed import group
 from modernbert_train.distributed.group import joined, sums_over_ranks
 from modernbert_train.errors import StoppedEarly
 from modernbert_train.models.compiler import set_up_compiler
+from tests.support.paths import ROOT
 
 TOLD = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # else torch's watchdog ends the rank before it has reported its error
@@ -54,6 +60,42 @@ def test_nccl_is_configured_before_it_connects_and_is_given_this_ranks_gpu(
     assert {name: seen["environment"].get(name) for name in TOLD} == told, "what is given is kept"
     assert seen["device_id"] == gpu and seen["backend"] == "cpu:gloo,cuda:nccl"
     assert seen["timeout"].total_seconds() == 315, "a hang gets its name first"
+
+
+WAITS = """
+import torch
+from modernbert_train.distributed import group
+from modernbert_train.distributed.stop_signals import take_over
+take_over()
+group._QUIET_SECONDS = 0.2
+with group.joined(torch.device("cpu"), 300.0):
+    pass
+"""
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_that_waits_for_the_others_says_so_and_ends_at_the_first_signal(rank: str) -> None:
+    """It waits in C++, where no Python handler runs: with a leftover WORLD_SIZE only kill -9 ended it, and no line said
+    why nothing happened."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+    environment = os.environ | ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", WAITS]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
+        try:
+            assert waiting.stderr is not None
+            if rank == "0":
+                line = waiting.stderr.readline()
+                assert f"WORLD_SIZE=2: waiting at 127.0.0.1:{port} for the other ranks" in line and "unset RANK" in line
+            else:
+                time.sleep(8)
+            waiting.send_signal(signal.SIGTERM)
+            assert waiting.wait(20) == 75
+        finally:
+            waiting.kill()
 
 
 def test_compiled_layers_are_launched_without_the_gil_and_not_cut_at_ddps_buckets() -> None:

@@ -217,6 +217,30 @@ def test_an_objective_of_a_plugin_refuses_what_it_cannot_train(
         assert refused == [f"error: {place}objective.every=7 does not divide model.hidden_size=32. Set 2."]
 
 
+@pytest.mark.parametrize(
+    ("rule", "seen"),
+    [
+        ("raise KeyError('width')", "KeyError: 'width'"),
+        ("return None", "TypeError: "),
+        ("yield 7", "TypeError: yields 7 and not a text"),
+    ],
+)
+def test_a_rule_of_a_plugin_that_fails_is_the_plugins_mistake_and_hides_no_other(
+    tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str], rule: str, seen: str
+) -> None:
+    """It said that this program has a bug, with a traceback of forty lines, and none of the other mistakes."""
+    (folder / "even_tokens").mkdir()
+    whole, _, _ = EVEN.partition("        if model.hidden_size")
+    (folder / "even_tokens/__init__.py").write_text(f"{whole}        {rule}\n\n{EVEN.splitlines()[-1]}\n")
+    words = ("objective={name: even}", "model.num_heads=5")
+    assert main(["check", *tiny_run("plugins=[even_tokens]", *words, "optim.lr=5")]) == 78
+    said = capsys.readouterr().err
+    assert "optim.lr=5" in said and "model.num_heads=5" in said
+    assert main(["check", *tiny_run("plugins=[even_tokens]", words[0])]) == 78
+    said = capsys.readouterr().err
+    assert f"objective.name=even: even_tokens.EvenConfig.mistakes of the plugin fails: {seen}" in said, said
+
+
 TAGGED = """\
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -93,6 +93,46 @@ def test_a_sweep_refuses_shards_of_another_tokenizer(tiny_run: TinyRun, tmp_path
 
 
 @pytest.mark.runs
+@pytest.mark.parametrize("lost", ["removed", "edited"])
+def test_a_run_is_what_its_checkpoint_was_trained_with(
+    tiny_run: TinyRun, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: str
+) -> None:
+    """Its config.yaml can be lost or edited: then the run went on with another rate or objective, as if it were one."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    written = run / "config.yaml"
+    words = [*tiny_run(*SHORT), "name=run", f"runs_folder={tmp_path}", "optim.lr=0.5", "seed=3"]
+    if lost == "removed":
+        written.unlink()
+    else:
+        text = written.read_text()
+        for before, after in (("seed: 5", "seed: 3"), ("lr: 0.005", "lr: 0.5")):
+            assert text.count(before) == 1
+            text = text.replace(before, after)
+        written.write_text(text)
+        words = [str(run)]
+    for verb in ("check", "train") if lost == "removed" else ("check", "train", "eval", "export"):
+        assert main([verb, *words]) == 78, verb
+        said = capsys.readouterr().err
+        assert "another configuration" in said and "  seed: 5 -> 3\n" in said and "  optim.lr: 0.005 -> " in said
+    assert main(["check", *tiny_run(*SHORT), "name=run", f"runs_folder={tmp_path}"]) == 0
+
+
+@pytest.mark.runs
+def test_a_damaged_record_of_the_last_start_is_named(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says from which folder relative paths count: without it `eval` may measure on other text of the same name."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    for content in ("{", "[]", '{"home": 5}'):
+        (run / "resolved.json").write_text(content)
+        assert main(["eval", str(run)]) == 74
+        said = capsys.readouterr().err
+        assert f"{run / 'resolved.json'}: cannot be read" in said and "Restore it; or remove it" in said
+    (run / "resolved.json").unlink()
+    assert main(["eval", str(run)]) == 0, "earlier versions wrote none"
+
+
+@pytest.mark.runs
 def test_eval_refuses_a_tokenizer_and_an_architecture_that_the_checkpoint_does_not_have(
     finished: Path, other_data: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,8 +141,10 @@ def test_eval_refuses_a_tokenizer_and_an_architecture_that_the_checkpoint_does_n
     for verb in ("eval", "export"):
         assert main([verb, str(finished), *words]) == 78
         assert f"trained with another tokenizer than data.tokenizer={other_data}" in capsys.readouterr().err
-    assert main(["eval", str(finished), "model.local_attention=8"]) == 78
-    assert "model.local_attention=8 here, 16 there" in capsys.readouterr().err
+        assert main([verb, str(finished), "model.local_attention=8", "optim.lr=0.5"]) == 78
+        said = capsys.readouterr().err
+        assert "was trained with another configuration" in said and "  model.local_attention: 16 -> 8\n" in said, verb
+        assert "  optim.lr: 0.005 -> 0.5\n" in said, "a key that the verb does not read may not be given in vain"
 
     held_out = shutil.copytree(tiny_data / "train", finished.parent / "held_out", dirs_exist_ok=True)
     assert main(["eval", str(finished), f"data.validation={held_out}"]) == 0, "other text of the right tokenizer"
