@@ -43,12 +43,12 @@ def cases(
     """Return each collective's name and a function that runs it and compares its result with the host's.
 
     Args:
-        rank: of this process.
-        ranks: of all.
-        number: of values that each rank sends.
+        rank: number of this rank.
+        ranks: world size.
+        number: number of values that each rank sends.
         dtype: of the values.
         device: of this rank.
-        half: the group of that half of the ranks which this one is in.
+        half: process group of this rank's half of the ranks.
     """
     all_values = [values(each, number, dtype) for each in range(ranks)]
     mine, part = all_values[rank].to(device), number // ranks
@@ -102,7 +102,7 @@ def cases(
 
 
 def half_of(rank: int, ranks: int) -> range:
-    """Return the ranks of that half which this one is in."""
+    """Return the ranks in the same half as this one."""
     return range(ranks // 2) if rank < ranks // 2 else range(ranks // 2, ranks)
 
 
@@ -110,7 +110,7 @@ def barrier(rank: int, device: torch.device) -> bool:
     """Return True if no rank left a barrier before the last rank, which is late, reached it."""
     if rank == 0:
         time.sleep(0.2)
-    came = time.monotonic()  # of the machine, which all ranks are on
+    came = time.monotonic()  # comparable, since all ranks are on one machine
     dist.barrier()
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -130,7 +130,7 @@ def run_rank(sizes: Sequence[int]) -> int:
 
         def check(name: str, case: Callable[[], bool]) -> None:
             bad = torch.tensor(float(not case()))
-            dist.all_reduce(bad)  # on the CPU
+            dist.all_reduce(bad)  # a CPU tensor
             name = f"{name} on {ranks} ranks"
             if bad:
                 wrong.append(name)

@@ -122,7 +122,7 @@ class Ours(Contender):
         return next(self._batches)
 
     def first_loss(self, batch: StepBatch) -> float:
-        """Mean loss of a batch, before any step."""
+        """Return the mean loss of a batch, before any step."""
         loss = float(self._loop.gradients(batch))
         self._loop.optimizer.zero_grad()
         return loss
@@ -183,7 +183,7 @@ class Theirs(Contender):
         self._optimizer = AdamW(self._model.parameters(), 1e-4, fused=True, **ADAM)  # type: ignore[arg-type]
 
     def first_loss(self, batch: StepBatch) -> float:
-        """Mean loss of a batch, before any step."""
+        """Return the mean loss of a batch, before any step."""
         parts = self._parts(batch)
         predicted = sum(count for _, count in parts)
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):

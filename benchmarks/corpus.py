@@ -30,8 +30,8 @@ def write_corpus(folder: Path, vocab_size: int, tokens: int, median_tokens: int,
     Args:
         folder: created here.
         vocab_size: entries of the tokenizer, special tokens included.
-        tokens: to write, roughly.
-        median_tokens, longest: of a document.
+        tokens: approximate number to write.
+        median_tokens, longest: tokens of a document.
         seed: of lengths and ids.
     """
     words = {name: number for number, name in enumerate(SPECIAL)}

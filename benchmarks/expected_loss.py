@@ -206,12 +206,12 @@ class Law:
 
 
 def nats_of(unit: str, row: Row) -> float:
-    """Return the nats per token of one unit."""
+    """Return how many nats per token one unit of the loss is."""
     return float(row["unigram_loss"] if unit == "unigram" else row["loss"] / row["bits_per_byte"])
 
 
 def floor_of(unit: str) -> float:
-    """Return the factor of FLOOR, a share of the unigram loss: both texts have about 2.6 bits a byte of it."""
+    """Return the factor from FLOOR, a share of the unigram loss (about 2.6 bits a byte in both texts), to a unit."""
     return 1.0 if unit == "unigram" else 2.6
 
 

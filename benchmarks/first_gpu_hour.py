@@ -35,7 +35,7 @@ from modernbert_train.distributed.gpus import count_gpus, driver_version, output
 from modernbert_train.errors import ConfigError, StoppedEarly
 
 ROOT = Path(__file__).resolve().parent.parent
-REHEARSED = 5  # times as long may a part of a rehearsal take: its cores may be few, and serve other programs
+REHEARSED = 5  # factor on the time limits of a rehearsal, whose cores may be few and busy
 PASSED, FAILED, STOPPED, SKIPPED = "passed", "failed", "stopped at its limit", "skipped"
 MARK = "MODERNBERT_FIRST_GPU_HOUR"  # environment variable that marks all descendants of a part
 

@@ -1,7 +1,7 @@
 """The parts of the first GPU hour, the most important first, with their sizes.
 
-Limits are about twice the expected time. Expected numbers are predictions for an H100, per GPU: rates are those of
-`plan`, the rest is of benchmarks/roofline.py and the published runs.
+Limits are about twice the expected time. Expected numbers are predictions for an H100, per GPU: rates are from
+`plan`, the rest from benchmarks/roofline.py and the published runs.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Part:
 
     Attributes:
         name: of the part, its files, and the run that it trains.
-        what: its purpose, in some words.
-        gpus: that it uses: the first; the second, or the first if there is no other; the first two; all.
+        what: its purpose, in a few words.
+        gpus: the GPUs that it uses: the first; the second, or the first if there is no other; the first two; all.
         minutes: its time limit.
         command: for python; names in braces are keys of `sizes`.
-        numbers: reads them from the command's output; raises Wrong if they reveal an error.
+        numbers: function that reads numbers from the command's output; raises Wrong if they reveal an error.
         expected: number -> lowest and highest, on an H100.
         otherwise: advice if it fails or a number is not as expected.
-        min_gpus: GPUs that it needs.
-        ranks: that it starts, if not one for each of its GPUs; with fewer GPUs, ranks share them.
+        min_gpus: number of GPUs that it needs.
+        ranks: number of ranks, if not one for each of its GPUs; with fewer GPUs, ranks share them.
         max_gpus: largest number of GPUs with which it runs; with more, another part does the same on them.
     """
 

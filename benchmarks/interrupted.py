@@ -1,4 +1,4 @@
-"""A run that loses a rank to kill -9, is stopped by SIGTERM, and resumes each time with the same command.
+"""Interrupt a run by kill -9 of a rank and by SIGTERM, and resume it each time with the same command.
 
     python -m benchmarks.interrupted --after 8 --json found.json runs/mine launch/run.py RUN.yaml name=mine --ranks 8
 

@@ -55,7 +55,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One or several lines of a table; `build` prepares everything that is not timed and returns the stages."""
+    """A case, one or several lines of a table; `build` prepares everything that is not timed and returns the stages."""
 
     name: str
     build: Callable[[], list[Stage]]

@@ -1,4 +1,4 @@
-"""Do the tests notice a mistake? Plant the faults of faults.py one at a time, and report the test that notices each.
+"""Test the tests: plant the faults of faults.py one at a time, and report the test that notices each.
 
     python -m benchmarks.planted_faults --out planted.jsonl              # all of them, one after the other
     python -m benchmarks.planted_faults --only dropout-place beta2-step  # some of them
@@ -56,7 +56,7 @@ class Outcome:
     seconds: float
 
     def text(self) -> str:
-        """Return it for a table."""
+        """Return the outcome as a cell of a table."""
         return self.trouble or self.noticed_by or SURVIVED
 
 
@@ -204,7 +204,7 @@ def _read(out: Path | None, tree: str) -> dict[str, Outcome]:
 
 
 def table(faults: Sequence[Fault], outcomes: Sequence[Outcome]) -> str:
-    """Markdown."""
+    """Return faults and outcomes as a Markdown table."""
     lines = ["| fault | in | what a user would lose | noticed by | seconds |", "| --- | --- | --- | --- | --- |"]
     for fault, outcome in zip(faults, outcomes, strict=True):
         words = (fault.name, f"`{fault.file}`", fault.loses, outcome.text(), f"{outcome.seconds:.0f}")

@@ -124,7 +124,7 @@ def read_case(recorded: dict[str, Any], size: str, row_tokens: int, form: str) -
 
 
 def parts(case: Case, gpu: str) -> dict[str, float]:
-    """Return the device's seconds for one microbatch, by part; the optimizer's as its share of a batch."""
+    """Return the device's seconds for one microbatch, by part; of the optimizer, the microbatch's share of a batch."""
     weights = count_parameters(case.work.model, case.work.objective).total
     update = speed.optimizer_bytes(case.work.optim) * weights / (speed.MEMORY_SHARE * GPUS[gpu].memory_rate)
     return {**speed.parts(gpu, case.work, case.tokens), "optimizer": update * case.tokens / BATCH_TOKENS}

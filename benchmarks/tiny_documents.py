@@ -1,9 +1,9 @@
-"""CPU seconds of `prepare` for very short documents, beside datatrove's reader and tokenizer on the same file.
+"""Compare the CPU seconds of `prepare` with datatrove's reader and tokenizer, on a file of very short documents.
 
     python -m benchmarks.tiny_documents --tokenizer TOKENIZER.json
 
-Each contender runs in a process of its own on FEW and on MANY documents, in turns, on one core; the difference is the
-cost of the documents without that of a start. datatrove needs orjson (pip install orjson), which `prepare` does not.
+Each contender runs in a separate process on FEW and on MANY documents, alternately, on one core; the difference is the
+cost of the documents without a start. datatrove needs orjson (pip install orjson), which `prepare` does not.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ SMALL = ModernBertConfig(
 BASE = ModernBertConfig()
 LARGE = replace(BASE, hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 
-# tokens/s on one H200: our goal, then the next one; published on one H100
+# tokens/s: our goal on one H200, the goal after that, and the rate published for one H100
 GOALS = {
     "base-1024": (480_000, 535_000, 305_000),
     "base-8192": (273_000, 330_000, 218_000),

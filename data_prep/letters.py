@@ -1,9 +1,9 @@
 """Tokenizers of sequences that are not text: a token for each letter, or for each k letters.
 
-A byte-level BPE of proteins or genomes would learn words that are none. Lower-case (soft-masked) letters are read as
-upper case, unless the alphabet has lower-case letters itself; all other characters become [UNK], which `prepare`
-counts. K-mers do not overlap, as in the Nucleotide Transformer: with DNABERT's, which do, a masked token can be read
-off its neighbours. From the left, each run of k plain letters is one token; the rest is single letters.
+A byte-level BPE of proteins or genomes would learn words where there are none. Lower-case (soft-masked) letters are
+read as upper case, unless the alphabet has lower-case letters itself; all other characters become [UNK], which
+`prepare` counts. K-mers do not overlap, as in the Nucleotide Transformer: with DNABERT's, which do, a masked token can
+be read off its neighbours. From the left, each run of k plain letters is one token; the rest is single letters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_KMERS = 1 << 20
 def letter_tokenizer(alphabet: str, kmer: int = 1) -> tuple[Tokenizer, dict[str, str]]:
     """Make a tokenizer: special tokens with ids 0 to 4, letters, k-mers, and spare entries up to a multiple of 64.
 
-    That of `esm2` has the special tokens and the 33 ids of facebook/esm2_*.
+    For `esm2` it has the special tokens and the 33 ids of facebook/esm2_*.
 
     Args:
         alphabet: a name in `ALPHABETS`, or the letters themselves.

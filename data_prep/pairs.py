@@ -54,7 +54,7 @@ from modernbert_train.vocabulary import Vocabulary, open_tokenizer, read_vocabul
 REPORT = "pairs_report.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _AT_ONCE = 1024  # rows that are tokenised together
-_MOST_LENGTHS = 1024  # of texts, in the card
+_MOST_LENGTHS = 1024  # maximum number of text lengths stored in the card
 _HASH_BITS = 62  # two halves of 31, which travel as int32
 # a task's record of a row: hash of its texts, their number (0: a text without tokens), True if it is held out, and
 # counts for a row that is not a duplicate
@@ -69,7 +69,7 @@ class Pair(NamedTuple):
     Attributes:
         query, positive: texts.
         negatives: without empty ones.
-        scores: of a teacher, 0 to 1, of the positive and each negative; empty: none.
+        scores: a teacher's scores, 0 to 1, for the positive and each negative; empty: none.
         prefixes: put before the query, and before each other text.
     """
 
@@ -86,7 +86,7 @@ class Counts:
 
     train: int = 0
     validation: int = 0
-    negatives: int = 0  # of both
+    negatives: int = 0  # in train and validation
     truncated: int = 0  # texts that were cut at the end
     empty: int = 0  # rows left out: a query or positive without a letter
     same: int = 0  # rows left out: the query is its own positive

@@ -36,12 +36,12 @@ from modernbert_train.errors import DataError
 
 SAMPLE_BYTES = 4 << 20
 _TOKENISED = 1 << 20  # characters of the sample for trying a tokenizer
-MIN_BYTES = 30_000  # of text; with less, a held-out part would be too small to measure
-_DOCUMENT_BYTES = 1 << 18  # kept of one document
+MIN_BYTES = 30_000  # minimum text: of less, a held-out part would be too small to measure
+_DOCUMENT_BYTES = 1 << 18  # maximum kept of one document
 _BLOCK_BYTES = 1 << 18  # of a JSONL file, read in one place
 _MOST_FILES = 400  # sampled per source
-_SHOWN = 4  # kinds of files
-_PLAIN_END = re.compile(r"[.\w+~-]+")  # means only itself in a pattern
+_SHOWN = 4  # kinds of files that a message lists
+_PLAIN_END = re.compile(r"[.\w+~-]+")  # has no special characters of a glob
 _SNIFFED = 5  # files per ending that are checked for text
 _MEASURED = 32  # compressed files per source whose text is measured
 _SNIFF_BYTES = 1 << 16
@@ -52,7 +52,7 @@ TOO_LONG = 4 * PrepareConfig.max_characters  # bytes of a text file that `prepar
 
 @dataclass(frozen=True)
 class Endings:
-    """Files of one kind of name.
+    """Number and size of the files with one ending.
 
     Attributes:
         files: their number.
@@ -290,7 +290,7 @@ def _kind(file: Path) -> str | None:
     end = ending(file)
     if any(file.match(pattern) for pattern in GLOBS["fasta"]):
         return "fasta"
-    return None if end in (".tsv", ".mds") else TABLES.get(end)  # .tsv: with quotes or without? .mds: perhaps of ids
+    return None if end in (".tsv", ".mds") else TABLES.get(end)  # ambiguous: a .tsv may use quotes, an .mds hold ids
 
 
 def _is_text(files: Sequence[Path]) -> bool:

@@ -39,7 +39,7 @@ def train_superbpe(
         first_share: the part of the vocabulary, without spare entries, after which merges cross white space; 1: BPE.
 
     Raises:
-        ConfigError: the share is none.
+        ConfigError: the share is not above 0 and at most 1.
     """
     if not 0 < first_share <= 1:
         raise ConfigError(f"--superbpe {first_share:g}: the first stage's share is above 0 and at most 1. Give 0.8.")

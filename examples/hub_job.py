@@ -34,7 +34,7 @@ HELD_OUT = {"test", "testing", "eval", "evaluation", "valid", "validation", "val
 
 
 def left_out(files: Sequence[str]) -> list[str]:
-    """Return the files of a dataset that are not to be trained on: its README, and its splits beside train."""
+    """Return the files of a dataset that are not to be trained on: its README, and its splits other than train."""
     words = {file: set(re.split(r"[\W_]+", file.lower())) for file in files}
     has_training = any(words[file] & TRAINING for file in files)
     held_out = [file for file in files if words[file] & HELD_OUT and not words[file] & TRAINING]

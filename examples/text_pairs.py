@@ -23,13 +23,13 @@ from datasets import load_dataset
 
 MAX_PAIRS = 4  # of a document
 _HEADING = re.compile(r"^(#{1,4})\s+(.+?)\s*#*$|^(\S.*)\n(?:=|-|~|\^){3,}$", re.MULTILINE)
-_FRONT = re.compile(r"\A---\n(.*?)^---$", re.DOTALL | re.MULTILINE)  # keys of a page in YAML
+_FRONT = re.compile(r"\A---\n(.*?)^---$", re.DOTALL | re.MULTILINE)  # YAML front matter of a page
 _TITLE = re.compile(r"^title: *[\"']?(.+?)[\"']? *$", re.MULTILINE)
 _MARKUP = re.compile(r"`+|\*\*|\{#.*?\}|\[([^\]]*)\]\([^)]*\)|:[a-z:]+:`([^`<]*)[^`]*`|</?[a-z][^>]*>")
 
 
 def sections(text: str) -> Iterator[tuple[str, str]]:
-    """(heading - page title, text of the section) for each section; front matter is no text, but may give the title."""
+    """Yield (heading - page title, text) of each section; front matter is skipped, but may give the title."""
     front = _FRONT.match(text)
     named = _TITLE.search(front[1]) if front else None
     text = text[front.end() :] if front else text
@@ -44,7 +44,7 @@ def sections(text: str) -> Iterator[tuple[str, str]]:
 
 
 def functions(text: str) -> Iterator[tuple[str, str]]:
-    """(first sentence of the docstring, the function without it) for each function of a Python file."""
+    """Yield (first sentence of the docstring, the function without it) for each function of a Python file."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -63,7 +63,7 @@ def functions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def pairs(text: str, path: str) -> Iterator[tuple[str, str]]:
-    """At most `MAX_PAIRS` pairs of a document, spread over it."""
+    """Yield at most `MAX_PAIRS` pairs of a document, spread over it."""
     kind = Path(path.partition("#")[0]).suffix
     made = functions(text) if kind == ".py" else sections(text) if kind in (".md", ".rst", ".txt", ".mdx") else iter(())
     good = [(query, answer) for query, answer in made if len(query.split()) > 3 and query.lower() not in answer.lower()]

@@ -46,7 +46,7 @@ from modernbert_train.plan.recipe import (
 )
 from modernbert_train.plan.speed_settings import on_gpu
 
-MAX_HELD_OUT = 10e6  # maximum bytes of held-out text; of less text a twentieth is held out, ...
+MAX_HELD_OUT = 10e6  # a twentieth of the text is held out, at most this many bytes ...
 MIN_HELD_OUT = 6  # ... and at least this many documents
 # Prepared text: factor over the tokens that a run reads, minimum bytes, and the share above which all is prepared
 _MARGIN, _MIN_PREPARED, _MAX_SHARE = 1.2, 20e6, 0.8
@@ -54,7 +54,7 @@ _READ_PER_SECOND = 15e6  # bytes of text that a core reads, cleans and hashes; m
 _MIN_TOKENS = 100 * MIN_BATCH_TOKENS  # with fewer than a hundred steps a model learns nothing
 _START_SECONDS = {False: 90.0, True: 300.0}  # preparing, starting, measuring and exporting; on GPUs also compiling
 _TRAINING = 0.9  # share of the remaining time; validation may take a twentieth, see EvalConfig
-_SAFE = 0.8  # share of the entries that a sample suggests; when tried, nine tenths were reached
+_SAFE = 0.8  # share of the vocabulary that a sample suggests; in trials, nine tenths were reached
 _MEASURED_SECONDS = 1.5
 _MAX_SECONDS = 120.0  # time limit to measure one size, torch's import included
 _NOMINAL_TOKENS = 10_000_000  # length of the measured run

@@ -31,14 +31,14 @@ from modernbert_train.distributed.launched import LEFT
 from modernbert_train.distributed.stop_signals import STOP_SIGNALS
 from modernbert_train.errors import HangError, RunError, StoppedEarly
 
-STUCK_SECONDS = 15.0  # after a kill the agent needs less, unless it waits for a machine that is cut off
-ANSWER_SECONDS = 6.0  # once all ranks have ended, a launcher needs less, unless the store does not answer
-FROZEN_MARGIN_SECONDS = 5.0  # other ranks, if any are left, find a frozen one first; only then the launcher does
+STUCK_SECONDS = 15.0  # after a kill the agent ends sooner, unless it waits for a machine that is cut off
+ANSWER_SECONDS = 6.0  # once all ranks have ended, a launcher ends sooner, unless the store does not answer
+FROZEN_MARGIN_SECONDS = 5.0  # the launcher waits longer by this, so that running ranks report a frozen one first
 NO_SIGN_OF_LIFE = "gave no sign of life and was killed: it was frozen, or cut off from the others"
 _FROZEN_LOOK_SECONDS = 1.0
 _LOOK_SECONDS = 0.05  # the agent polls exit codes every 0.1 s
 _LISTEN_SECONDS = 0.5
-_HEARD_SECONDS = 5.0  # a rank reads an error within a second; one that has not by now is killed
+_HEARD_SECONDS = 5.0  # a rank reads another's error within a second; after this time it is killed
 _OWN_SECONDS = 30.0  # for the rank that posted the error: the agent's own grace period
 STOPPED = tuple(-number for number in STOP_SIGNALS)  # exit codes before Python could handle the signal
 
@@ -86,8 +86,8 @@ class RankWatch:
         self.holds_store = False
         self.finished_at: float | None = None
         self._folder, self._topology, self._stopping = folder, topology, stopping
-        self._seconds = silence_limit(timeout_seconds) + FROZEN_MARGIN_SECONDS  # without a heartbeat: frozen
-        self._seconds_to_end = timeout_seconds + FROZEN_MARGIN_SECONDS  # the same of a rank that has left the others
+        self._seconds = silence_limit(timeout_seconds) + FROZEN_MARGIN_SECONDS  # longest time without a heartbeat
+        self._seconds_to_end = timeout_seconds + FROZEN_MARGIN_SECONDS  # the same for a rank that has left the others
         self._seen: dict[int, tuple[int, float]] = {}  # time of the last heartbeat, and time when it was seen
         self._codes: dict[int, int] = {}
         self._judged: set[int] = set()  # ranks that have ended

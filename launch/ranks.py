@@ -77,7 +77,7 @@ def start_ranks(
             print(f"error: {message}", file=sys.stderr, flush=True)
         if code != StartAgain.exit_code or not message or asked:
             return code
-        if message == last_message:  # the rank that noted it sees another folder than rank 0
+        if message == last_message:  # no effect: the rank that noted it sees another folder than rank 0
             return RunError.exit_code
         arguments = [word for word in arguments if word != "--fresh"]  # the note is in the run's folder
         hand_over(None)  # the run's folder has changed, so rank 0 resolves it again
@@ -115,7 +115,7 @@ def _start_once(
                     rdzv_backend="c10d",
                     max_restarts=0,  # the exit code tells the scheduler whether a restart can help
                     logs_specs=DefaultLogsSpecs(log_dir=folder),
-                    signals_to_handle="SIGQUIT",  # of the others, the agent would not let the ranks finish
+                    signals_to_handle="SIGQUIT",  # on other signals the agent would not let the ranks finish
                     **meeting.place,  # type: ignore[arg-type]
                 )
                 watch.connect(meeting.store)

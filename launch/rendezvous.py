@@ -27,13 +27,13 @@ from modernbert_train.distributed.heartbeat import last_beats
 from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
 
-LINGER_SECONDS = 10.0  # the other machines read errors from the store, so it stays open for so long after one
-FINISHED_SECONDS = 60.0  # after a finished run: since the last sign of life of the other machines' ranks
+LINGER_SECONDS = 10.0  # after an error the store stays open this long, so that the other machines can read it
+FINISHED_SECONDS = 60.0  # after a finished run it stays open this long after the other machines' last heartbeat
 TELL_SECONDS = 10.0  # a longer wait is announced
 _RUN, _LEFT = "modernbert-train/run", "modernbert-train/left"
 _KNOWN_AS = "modernbert-train/known-as"  # the address at which others have reached the store's machine
 _LOCAL = "127.0.0.1"
-_WAIT_SECONDS = 30.0  # for an answer of the store
+_WAIT_SECONDS = 30.0  # maximum wait for an answer of the store
 
 
 class Meeting(NamedTuple):
@@ -125,7 +125,7 @@ def _known_as(store: TCPStore, endpoint: tuple[str, int], address: str, deadline
     if not is_loopback(address) or host in (
         "localhost",
         peer_address(*endpoint),
-    ):  # given so, for launchers of one machine
+    ):  # loopback on purpose: all launchers on one machine
         return address
     while not store.check([_KNOWN_AS]):
         if time.monotonic() > deadline:

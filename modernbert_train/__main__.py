@@ -31,7 +31,7 @@ from modernbert_train.errors import RunError, exit_code_of
 
 
 def __getattr__(name: str) -> Any:
-    """Import `read_run` on first use: the verbs that are programs of their own do without the schema of a run."""
+    """Import `read_run` on first use: verbs that are separate programs do not need the schema of a run."""
     if name == "read_run":
         from modernbert_train.cli.arguments import read_run
 
@@ -93,7 +93,7 @@ def _spin_briefly() -> None:
     """Let torch's CPU threads spin only briefly when they wait for each other, in this process and its children.
 
     By default libgomp spins 300,000 times before a thread sleeps, and 1,000 times if it has more threads than there are
-    cores. It counts its own threads only: beside another busy process a spinning thread holds the core that the others
+    cores. It counts its own threads only: next to another busy process a spinning thread holds the core that the others
     need, and steps take longer (docs/speed.md).
     """
     if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():

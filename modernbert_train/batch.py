@@ -29,8 +29,8 @@ class PackedText:
     """An objective's input: the packed text of a microbatch, with room for special tokens.
 
     Attributes:
-        ids_T: int64. Each sequence's text has [CLS] before it, and after it as many [SEP] as the objective has special
-            tokens more; pads fill the rows.
+        ids_T: int64. Each sequence's text has [CLS] before it and [SEP] after it, one for each further special token of
+            the objective; pads fill the rows.
         starts_Q: int64 index of each sequence's first token of text, ascending.
         lengths_Q: int64 tokens of text, contiguous from there.
         keys_Q: uint64 key of each sequence, by its document and position in it.
@@ -157,7 +157,7 @@ class Batch:
     num_rows: int = 0
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of `packed`, then the targets; `with_tensors` expects this order."""
+        """Return the tensors of `packed`, then the targets; `with_tensors` expects this order."""
         return [*self.packed.tensors().values(), *self.targets.values()]
 
     def with_tensors(self, tensors: Sequence[Any]) -> Batch:

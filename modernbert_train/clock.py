@@ -17,7 +17,7 @@ from modernbert_train.config.schema import (
     RunConfig,
 )
 
-VALIDATIONS = 15  # in a phase, if together they cost at most 1 / VALIDATIONS of it
+VALIDATIONS = 15  # default number in a phase, if together they cost at most 1 / VALIDATIONS of it
 _COST_PARTS = 20
 _FORWARD_PARTS = 3  # a forward pass is a third of a training step
 

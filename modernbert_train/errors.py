@@ -108,7 +108,7 @@ def exit_code_of(work: Callable[[], int | None], *, speaks: bool = True) -> int:
 
 @contextmanager
 def in_words_of(verb: Iterable[tuple[str, str]]) -> Iterator[None]:
-    """Context in which errors about keys of a file that the program wrote name what the user can change.
+    """Context that rewrites errors about keys of a generated file to name the keys or options of the user.
 
     Args:
         verb: pattern -> replacement, applied in this order.

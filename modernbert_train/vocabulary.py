@@ -35,7 +35,7 @@ TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_c
 # role of a special token -> its name in a tokenizer of this project
 CONVENTION = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "mask": "[MASK]", "unk": "[UNK]"}
 NEEDED = ("cls", "sep", "pad", "mask")
-_DECODERS_NAMES = {"cls": "bos_token", "sep": "eos_token"}  # of tokenizers made for decoders
+_DECODERS_NAMES = {"cls": "bos_token", "sep": "eos_token"}  # names in tokenizers made for decoders
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _file(path: str | Path) -> Path:
 
 
 def _parsed(path: str | Path) -> _Tokenizer:
-    """Read the tokenizer.json at a path, or in the folder there, whose files must be its own."""
+    """Read the tokenizer.json at a path, or in the folder there; refuse links that lead out of the folder."""
     file = _file(path)
     require_own_files(file.parent)
     return read_once(file, _parse)

@@ -1,6 +1,6 @@
-"""Does a run survive its accidents? Kill, damage and starve a tiny run in every way of injuries.py.
+"""Test whether a run survives accidents: kill, damage and starve a tiny run in every way of injuries.py.
 
-    python -m benchmarks.drill --out drill                        # the whole; an hour
+    python -m benchmarks.drill --out drill                        # the whole drill; an hour
     python -m benchmarks.drill --out drill --scale quick          # some minutes
     python -m benchmarks.drill --out drill --seed 1 --only kill --round 3
 

@@ -103,8 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.drill", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of all injuries; default 1")
     parser.add_argument("--only", nargs="+", choices=INJURIES, metavar="KIND", help=", ".join(INJURIES))
-    parser.add_argument("--round", type=int, help="this one of each kind, to repeat it")
-    words = "quick: some minutes; 1.0: the whole; other numbers: so much of it"
+    parser.add_argument("--round", type=int, help="repeat only this round of each kind")
+    words = "quick: some minutes; 1.0: the whole drill; other numbers: that share of it"
     parser.add_argument("--scale", default="1.0", help=words)
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs and of the outcomes")
     return parser

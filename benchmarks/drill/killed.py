@@ -148,7 +148,7 @@ CUTS: tuple[tuple[int, tuple[str, ...]], ...] = (
 
 
 def kills_of_many(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """kill -9 of a rank of three or four; the first step after a start must sum like all others."""
+    """Kill -9 a rank of three or four; the first step after a start must sum like all others."""
     ranks, words = draw.choice(CUTS)
     outcomes = chain(lab, draw, number, kill_at(anywhere, "rank"), (70,), *words, ranks=ranks)
     return [replace(outcome, what=f"{outcome.what}; {ranks} ranks, {' '.join(words)}") for outcome in outcomes]
@@ -210,7 +210,7 @@ CLOSE = 1e-4  # relative, of losses: sums are rounded in another order
 
 
 def elastic(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
-    """4 ranks of DDP, 2 of FSDP2, 1, 4 of HSDP, each killed midway; the same batches, losses within rounding."""
+    """Train on 4 ranks (DDP), 2 (FSDP2), 1 and 4 (HSDP), killed between; batches must agree, losses within rounding."""
     outcomes = []
     for _ in range(number):
         run, struck = lab.run(1, *WIDE), list[str]()

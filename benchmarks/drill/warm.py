@@ -101,12 +101,12 @@ def _run(program: Callable[[], int]) -> None:
     """Run the program in the fork until the process exits."""
     code = 70
     try:
-        tempfile.tempdir = None  # to be found again from this process's own environment
+        tempfile.tempdir = None  # look it up again in this process's environment
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        code = program()  # verbs end the process themselves, and do before what is registered for that
+        code = program()  # verbs run their exit handlers and end the process themselves
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:

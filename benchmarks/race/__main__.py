@@ -35,7 +35,7 @@ from modernbert_train.core.files import write_whole
 
 MODULE = [sys.executable, "-m", "modernbert_train"]
 STOPPED = 75  # exit code of a run that a signal stopped
-REFUSED = (64, 65, 74, 78)  # arguments, data, disk, configuration: no result of an arm
+REFUSED = (64, 65, 74, 78)  # exit codes for arguments, data, disk, configuration: not a result of an arm
 Row = dict[str, Any]
 
 
@@ -120,7 +120,7 @@ class Race:
         return row
 
     def _export(self, job: Job) -> None:
-        """Keep the weights of a run, for the judges."""
+        """Export the weights of a run, for `judge`."""
         run(["export", str(self.out / "runs" / job.name), "--out", str(self.out / "models" / job.name)],
             self.out / "export.log", check=True)  # fmt: skip
 

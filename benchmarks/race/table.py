@@ -26,7 +26,7 @@ def read_results(file: Path) -> dict[str, dict[str, Any]]:
 
 
 def counts(row: Row) -> bool:
-    """True for a run of the race itself: not of tuning, and no repetition."""
+    """True for a run of the race itself, neither for tuning nor a repetition."""
     return row["share"] == 1 and not row["repeat"]
 
 

@@ -53,7 +53,7 @@ def is_finished(folder: Path, wanted: Fingerprint, overwrite: bool) -> bool:
 
 @contextmanager
 def claimed_for(wanted: Fingerprint, work: Path) -> Iterator[None]:
-    """Lock a work folder as `claimed` does; clear it if it is of other arguments, and remove it after the block.
+    """Lock a work folder as `claimed` does; clear it if other arguments made it, and remove it after the block.
 
     Raises:
         StorageError: see `claimed`.

@@ -36,7 +36,7 @@ from modernbert_train.vocabulary import (
 )
 
 DOCUMENTS = 8  # shards sampled before the pass, and documents of each shard within it
-_TOKENS = 512  # of each
+_TOKENS = 512  # maximum tokens of each document
 # share of equal tokens; Unigram and WordPiece have mostly whole words, so 98 to 99.9 % of wrong ids are equal, and
 # likely entries are counted too
 _NEEDED = {"Unigram": 0.997, "WordPiece": 0.998}

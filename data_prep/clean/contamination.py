@@ -42,7 +42,7 @@ class Evaluations:
 
     Args:
         texts: of each set, by name.
-        words: in a run.
+        words: number of words in a run.
 
     Attributes:
         looked_for: for each set, kind of search -> number of texts.

@@ -19,7 +19,7 @@ from modernbert_train.errors import DataError
 
 _MOST_EMPTY = 0.5  # an empty document is no loss, but a column that is mostly empty is the wrong one
 _UNKNOWN = "unknown"
-_FILES = 100  # checked for their encoding
+_FILES = 100  # maximum number whose encoding is checked
 _ENCODING = ("not_utf8", "nul_byte")
 
 

@@ -47,8 +47,9 @@ _DETAILS = {
 }
 _TASKS_PER_FINDER = 16  # one process compares the signatures of this many tasks, and at most ...
 _MOST_FINDERS = 64
-_EXACT_BYTES, _HASH_BYTES, _NUMBER_BYTES = 14, 8, 4  # of a signature in a file: hash, priority and number; its parts
-_PAIRS = 1024  # per read of a file
+# of a stored signature (hash, priority, number), of its hash, of its number
+_EXACT_BYTES, _HASH_BYTES, _NUMBER_BYTES = 14, 8, 4
+_PAIRS = 1024  # pairs per read of a file
 _HIGHEST_PRIORITY = 65535
 _SHINGLES = 1 << 13  # hashed together; each takes 8 bytes for every hash
 
@@ -68,7 +69,7 @@ class Excluded:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """datatrove closes its writers here; this one holds no file."""
+        """Do nothing: datatrove closes its writers here, and this one holds no file."""
 
     def write(self, document: Document, rank: int = 0) -> None:
         item = LeftOut(document.id, self._reason, _DETAILS[self._reason], damaged=False)

@@ -46,7 +46,7 @@ class _ReadInBlocks:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to close."""
+        """Do nothing: no file is open."""
 
     @property
     def size(self) -> int:

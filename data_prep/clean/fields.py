@@ -15,8 +15,8 @@ from modernbert_train.config.tools.prepare import REST, StreamsConfig
 from modernbert_train.core.text import shorten
 from modernbert_train.data.field_counts import FieldCounts
 
-_LETTERS = 100  # of a value
-_DIGITS = 2  # of a number with a fraction
+_LETTERS = 100  # maximum characters of a value
+_DIGITS = 2  # decimal places of a number with a fraction
 EMPTY = "(empty)"
 Fields = dict[str, FieldCounts]  # the documents of a split by each of their fields
 

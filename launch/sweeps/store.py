@@ -41,7 +41,7 @@ from modernbert_train.errors import StorageError
 SLOT = "slot"  # its trial, from 0
 REASON = "reason"  # why the slot is over without a figure; a failed attempt without a reason is repeated
 CODE = "code"  # exit code of a failed attempt
-CRASH = "crash"  # the same of one that failed by itself, and is repeated a few times
+CRASH = "crash"  # exit code of an attempt that crashed by itself, and is repeated a few times
 RETRY = "retry"  # number of the failed attempt that this one repeats on request; earlier ones do not count
 _SPEC = "spec"  # attribute of the study
 # may change between the starts of a sweep: how its trials run and their number, but not their search space

@@ -1,5 +1,5 @@
 """Encoders, heads, attention kernels and initial weights: packed tokens in, hidden states and sums of losses out.
 
-An encoder or a kernel is a file and a row, and changes alone; build.py has the tables.
+Each encoder and each kernel is one file and one row of a table (build.py), and can be changed by itself.
 Imports: batch, config, core.
 """

@@ -60,11 +60,11 @@ class Classifier(OnEncoder):
         if objective.freeze or objective.lora is not None:
             encoder.requires_grad_(False)
         if objective.lora is not None:
-            from modernbert_train.models.lora import add_adapters  # of the few runs that have adapters
+            from modernbert_train.models.lora import add_adapters  # imported here: few runs have adapters
 
             add_adapters(encoder.layers, objective.lora)
         if objective.freeze:
-            pass  # one matrix on its states, nothing between
+            pass  # linear probe: the classifier reads the encoder's states directly
         elif encoder.config.pooler_activation is None:
             self.head = encoder.prediction_head()
         elif objective.pools:
@@ -143,7 +143,7 @@ def _score(logits_PL: Tensor, bits_PL: Tensor) -> tuple[Tensor, None]:
     return (logits_PL - scores_PL).square().masked_fill(unknown_PL, 0.0).sum(), None
 
 
-# kind of labels -> the summed loss and the number of right ones, None for a score, from logits and targets
+# kind of labels -> function of logits and targets; returns the summed loss and the hits (None for a score)
 LOSSES: Mapping[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]] = {
     "single-label": _one_class,
     "multi-label": _several_classes,

@@ -38,7 +38,7 @@ EXAMPLES, MARGINS = "examples_P", "margins_P"
 GRADIENT, LOSS, SCALE_GRADIENT = "gradient", "loss", "scale_gradient"
 FLOPS = "flops_2V"  # see `flops_of`
 QUERY, POSITIVE = 0, 1
-_COSINES = 1 << 25  # computed at a time
+_COSINES = 1 << 25  # maximum number computed at a time
 _MAX_SCALE = 100.0  # CLIP's, arXiv 2103.00020
 
 
@@ -224,7 +224,7 @@ class Texts:
 
     @classmethod
     def joined(cls, parts: Sequence[Texts]) -> Texts:
-        """Concatenate several."""
+        """Concatenate several sets of texts."""
         return cls(*(torch.cat([getattr(each, name) for each in parts]) for name in _OF_TEXTS))
 
     def __len__(self) -> int:
@@ -325,8 +325,8 @@ def compare(
 
 
 def flops_of(vectors_NV: Tensor, texts: Texts, settings: ContrastiveConfig) -> Tensor:
-    """Return flops_2V, for queries and documents: the mean vector of the global batch, times the regulariser's weight
-    and the share that makes a mean over all texts one over these.
+    """Return flops_2V, for queries and for documents: their mean vector over the global batch, times the regulariser's
+    weight, over their share of all texts (losses are means over all texts, the regulariser over either kind).
 
     The mean of its products with the texts is the regulariser, whose gradient is twice the gradient of these products.
     """

@@ -209,7 +209,7 @@ class Distilled(ForMaskedLM):
             found["mse"] = (ours_TE - theirs_TE).square().mean(dim=-1)
         sums = {term: each_T.masked_fill(~real_T, 0.0).sum() for term, each_T in found.items()}
         if self.objective.pooled_weight:
-            # sums have the direction of means; sums over pads or no tokens are 0 and masked below
+            # the cosine of sums equals the cosine of means; sums over pads or no tokens are 0 and masked below
             lengths_S = batch.packed.cu_seqlens_S.diff().long()
             ours_SE, theirs_SE = (
                 torch.segment_reduce(

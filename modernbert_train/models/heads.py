@@ -61,7 +61,7 @@ def masked_lm_loss_sum(logits_MV: Tensor, labels_M: Tensor, z_loss: float, weigh
     return total
 
 
-_DRAWS = 1 << 31  # number of values of a draw
+_DRAWS = 1 << 31  # a draw is an integer below this
 _UNIT = 1 << 40  # weight 1 as an integer: integer sums are exact in any order
 _BLOCK = 256
 

@@ -18,7 +18,7 @@ from modernbert_train.models.sharding import like
 
 
 def module_of(name: str) -> str:
-    """First part of a parameter's name: model, head, decoder, or another head; adapters are a module of their own."""
+    """Return the first part of a parameter's name: model, decoder or a head; adapters count as a separate module."""
     return "adapters" if name.endswith((LORA_A, LORA_B)) else name.partition(".")[0]
 
 

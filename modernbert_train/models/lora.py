@@ -1,7 +1,7 @@
 """Low-rank adapters: the encoder keeps its weights, and each linear layer gets a small product of two matrices.
 
 An adapted layer computes W x + b + scale * B A dropout(x), with A of `rank` rows and B of `rank` columns, B zero at the
-start (Hu et al. 2021, arXiv:2106.09685). Names and scale are those of peft, so that an adapter can be stored as peft
+start (Hu et al. 2021, arXiv:2106.09685). Names and scale are as in peft, so that an adapter can be stored as peft
 stores it; the parameters of the base model keep their names.
 """
 

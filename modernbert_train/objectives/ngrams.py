@@ -6,7 +6,7 @@ the words that fit, as in the published code. The remaining budget goes to singl
 a sequence never exceeds its budget, and the unspent rest is smaller than any unpredicted word: zero, as soon as one of
 them is a single token.
 
-A token of a SuperBPE may hold several words; they count as so many, and are predicted together.
+A token of a SuperBPE may hold several words; each counts, and they are predicted together.
 
 A word is a token and the tokens that continue it (`Vocabulary.inside_words`, or a segmenter's), up to LONGEST; anything
 longer, such as a text without spaces, is several words. So fewer than LONGEST tokens stay unspent in a sequence. With a

@@ -1,5 +1,5 @@
 """Optimizers and their schedules. Importing the package loads nothing: `check` draws schedules without torch.
 
-An optimizer is a file and a row in build.py, and changes alone.
+Each optimizer is one file and one row in build.py, and can be changed by itself.
 Imports: clock, config, core.
 """

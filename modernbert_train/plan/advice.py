@@ -20,8 +20,8 @@ class Setting:
 
     Attributes:
         strategy: how ranks share the model.
-        microbatch_rows: the most rows that fit and divide a rank's rows.
-        fitting_rows: the most rows that fit; the configured rows if memory is not predicted.
+        microbatch_rows: largest number of rows that fits and divides a rank's rows.
+        fitting_rows: largest number of rows that fits; the configured rows if memory is not predicted.
         microbatches: number in one step on one rank.
         memory: memory of one GPU; None if it is not predicted.
         step: time of one step.

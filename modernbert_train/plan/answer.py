@@ -50,7 +50,7 @@ def _phases(plan: Plan) -> str:
 
 
 def _memory(plan: Plan, gpu: str) -> str:
-    """Say whether every phase fits, by the largest of them."""
+    """Return a line on whether every phase fits, judged by the largest."""
     if not plan.knows_memory:
         return MEASURE
     peak, name = max((plan.memory(phase, gpu).peak, phase.name) for phase in plan.phases)

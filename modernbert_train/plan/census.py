@@ -372,7 +372,7 @@ def _replaced(model: ModelConfig) -> tuple[Matrix, ...]:
     )
 
 
-# of the encoder's transform: DeBERTa's has a bias, and a norm's weight and bias; the others' a bias or a norm's weight
+# vectors in the encoder's transform: DeBERTa's bias and norm (weight, bias); others have a bias or a norm's weight
 _TRANSFORM_VECTORS: dict[type[ModelConfig], int] = {DebertaConfig: 3}
 
 

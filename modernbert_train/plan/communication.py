@@ -8,9 +8,9 @@ of k nodes, N = g k ranks, everything in fp32, in bf16 runs too (train/adapters.
             4 P_layers more for each further forward pass
     hsdp    the same over the s ranks that share one copy of the weights (one node's, unless the configuration says
             otherwise), and an all-reduce of 4 P / s over the N / s copies, with the last microbatch only
-    muon    on shards, once: two all-to-alls of 4 P_matrices over the ranks that share them; all wait for them
+    muon    on shards, once: two all-to-alls of 4 P_matrices over the ranks that share them; never hidden
     shards  once: an all-reduce of 24 bytes a weight over the ranks that share them: StableAdamW's sums, Muon's too
-    each    COLLECTIVES all-reduces of a few numbers over N ranks; everything waits: predicted tokens, the guard
+    each    COLLECTIVES all-reduces of a few numbers over N ranks (predicted tokens, the guard); never hidden
 
 All shards of a weight have equally many rows, so P includes the padding of the last shard: over 1,024 ranks, base grows
 by a quarter.

@@ -66,7 +66,7 @@ class Documents:
     """Lengths of documents.
 
     Attributes:
-        source: their origin, for people.
+        source: their origin, for display.
         streams: lengths by stream; empty if the data does not exist here.
         assumed: lengths used instead of data; None without data means rows of one sequence each.
     """

@@ -19,13 +19,13 @@ from modernbert_train.clock import Clock
 # ALPHA is Hoffmann's; with this floor and an assumed unigram loss of 7.0 the rule predicts 1.34 nats for the
 # RoBERTa-base that was trained on a billion tokens (its card, nyu-mll/roberta-base-1B-3: perplexity 3.84, 1.345 nats).
 FLOOR, ALPHA = 0.16, 0.34
-REPEATS = 15.39  # passes after the first that are worth 1 - 1/e as many of new text; R*_D of Muennighoff et al.
-# The same for a held-out text of 20,000 tokens; falls with the square root of its tokens. Compared with the 50,000
-# tokens of the table, the first 20,000 of its two texts were harder by 0.05 and easier by 0.003, as shares of the
-# unigram loss.
+REPEATS = 15.39  # so many repeats are worth 1 - 1/e as many passes of new text; R*_D of Muennighoff et al.
+# Deviation of a loss measured on 20,000 held-out tokens, as a share of the unigram loss; falls with the square root of
+# the number of tokens. Compared with the table's 50,000 tokens, the first 20,000 of its two texts were harder by 0.05
+# and easier by 0.003, as shares of the unigram loss.
 SAMPLE = 0.05
 PER_DOUBLING = 0.01  # growth of the deviation for every doubling beyond the runs of the table
-# of the runs of the table: parameters without embeddings, tokens, and tokens of a batch
+# of the table's runs: ranges of parameters without embeddings and of tokens; tokens of a batch
 PARAMETERS, TOKENS, BATCH = (148_000, 2_242_000), (401_000, 1_640_000), 2048
 MAX_HALF_RANGE = 0.25  # half a range, as a share of the unigram loss, above which no loss is predicted
 
@@ -124,7 +124,7 @@ class Rule:
         unique_tokens: float,
         held_out_tokens: float,
     ) -> str | None:
-        """Say how far a run is behind at one of its validations; None if it is not, or if nothing is known.
+        """Return a message if a run is far behind at one of its validations; None if it is not, or without a verdict.
 
         While the learning rate is high, the table's runs are about as good as a run that ends after as many tokens, so
         its range applies to them: at most 0.05 of the unigram loss worse, mostly better. A run is behind if its loss is

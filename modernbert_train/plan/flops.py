@@ -60,9 +60,9 @@ def mean_keys(
     it has n (n + 1) / 2; a window then holds the token itself and w - 1 before it, see `Visible.around` of
     models/attention, and hides b (b + 1) / 2, b = n - w.
 
-    In the order "given" m tokens of text are predicted, each by a query token too. The n - m - 2 others see each other;
-    m tokens and the two special ones see those and, on average, half of the m; a query token sees as much as its
-    target, except itself. A window is assumed to hide the same share of these pairs as of all pairs.
+    In the order "given", m tokens of text are targets, each with a query token. The n - m - 2 other tokens see each
+    other; the m targets and the two special tokens see those and, on average, half of the m; a query token sees what
+    its target sees, except itself. A window is assumed to hide the same share of these pairs as of all pairs.
 
     Args:
         lengths: tokens of each sequence, at least one sequence.

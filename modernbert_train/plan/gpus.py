@@ -12,7 +12,7 @@ from typing import Any
 
 PRICE_DATE = "2026-11"
 MIB = 1 << 20
-_OF_DRIVER = 0.97  # torch counts 0.985 to 0.994 of the memory that nvidia-smi shows, without the driver's
+_OF_DRIVER = 0.97  # torch reports 0.985 to 0.994 of nvidia-smi's memory: it excludes the driver's part
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,14 @@ class RunGpus:
         return replace(cls(**tree), lacks=tuple(tree["lacks"]))
 
     def hold_as(self, other: RunGpus, ranks: int) -> bool:
-        """True if these are of the same kind as the others, and a run of `ranks` ranks that fits there fits here."""
+        """True if these GPUs are of the other ones' kind, and a run of `ranks` ranks that fits those fits these too."""
         like = replace(self, memory_bytes=other.memory_bytes, per_node=other.per_node) == other
         shared = self.per_node >= min(ranks, other.per_node)
         return like and shared and self.memory_bytes > _OF_DRIVER * other.memory_bytes
 
     @classmethod
     def of_ranks(cls, gpus: list[RunGpus]) -> RunGpus:
-        """Combine the GPUs of all ranks: only abilities that all of them have count."""
+        """Combine the GPUs of all ranks; an ability counts only if all of them have it."""
         smallest = min(gpus, key=lambda gpu: gpu.memory_bytes)
         lacks = dict.fromkeys(reason for gpu in gpus for reason in gpu.lacks)
         return cls(

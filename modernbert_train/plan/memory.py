@@ -41,12 +41,12 @@ TEXT_TOKENS = 32  # assumed tokens of a compared text: fewer than queries and pa
 
 
 class Kept(NamedTuple):
-    """The tensors that layers save, where architectures differ.
+    """Architecture-specific sizes of the tensors that layers save for the backward pass.
 
     Attributes:
-        eager, compiled: widths F saved by the feed-forward.
+        eager, compiled: tensors of width F that the feed-forward saves.
         norm_first: True if a norm precedes the layers; the first layer then has none before attention.
-        rotary_tables: in fp32.
+        rotary_tables: number of pairs of rotary tables, in fp32.
     """
 
     eager: int
@@ -101,7 +101,7 @@ class Memory:
         return lasting + max(self.copies + max(self.layers + self.head, self.compared), self.step)
 
     def parts(self) -> dict[str, int]:
-        """The parts by name; `teacher` and `compared` only if they exist."""
+        """Return the parts by name; `teacher` and `compared` only if they exist."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: part for name, part in found.items() if part or name not in ("teacher", "compared")}
 
@@ -172,7 +172,7 @@ def adapters_bytes(model: ModelConfig, lora: LoraConfig, bf16: bool, tokens: int
 def outside_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, tokens: int, predicted: int) -> int:
     """Return the bytes that autograd saves outside the layers.
 
-    Per token: `entry_bytes`. Per predicted position: its place, input and statistics of the last norm, the inputs of
+    Per token: `entry_bytes`. Per predicted position: its index, input and statistics of the last norm, the inputs of
     the head's product, GELU and norm, statistics, and the gradient of the head's output in fp32. Compiled, the input of
     the head's norm is recomputed. The loss leaves the decoder's gradient in fp32.
     """
@@ -199,9 +199,9 @@ def head_peak_bytes(model: ModelConfig, compute: ComputeConfig, bf16: bool, pred
 def vectors_bytes(model: ModelConfig, bf16: bool, tokens: int, step_tokens: int, texts: int) -> int:
     """Return the bytes saved outside the layers in the second pass, if texts are compared.
 
-    Per token: `entry_bytes`, input and statistics of the last norm, and the input of the mean. The gradient by each
-    vector of the global batch, and a copy of it at the places of all microbatches, which are a third as many as their
-    tokens.
+    Per token: `entry_bytes`, input and statistics of the last norm, and the input of the mean. In addition: the
+    gradient by each vector of the global batch, and a copy of it in the targets of all microbatches, which are padded
+    to one text for every three tokens.
 
     Args:
         model, bf16: see `memory`.
@@ -217,8 +217,9 @@ def vectors_bytes(model: ModelConfig, bf16: bool, tokens: int, step_tokens: int,
 def compared_bytes(width: int, texts: int, queries: int, candidates: int, *, symmetric: bool) -> int:
     """Return the peak bytes of comparing a global batch's texts on one rank, `compare` of models/contrastive.py.
 
-    Vectors in fp32 of this rank and of all, their gradient, directions, those that are picked, and the gradients of
-    these; or fewer of them and four numbers, seven in both directions, for each cosine computed at the same time.
+    The larger of two moments, in fp32: nine times the vectors of all texts (vectors of this rank and of all, their
+    gradient, directions, selected directions, and gradients of these), or six times and four numbers (seven if
+    `symmetric`) for each cosine computed at the same time.
 
     Args:
         width: width of a vector.
@@ -235,15 +236,15 @@ def compared_bytes(width: int, texts: int, queries: int, candidates: int, *, sym
 def compared_tokens_bytes(width: int, tokens: int) -> int:
     """Estimate the bytes of late interaction between the two passes, see models/maxsim.py; never measured.
 
-    For every token of the global batch, pads too: its vector in fp32, the same of length 1, and six for gradients and
-    transfers between ranks; and five numbers for each of 2^25 products, computed at a time. One vector for each text is
-    too small to count.
+    For every token of the global batch, pads too, eight vectors in fp32: its own, that normalised, and six for
+    gradients and transfers between ranks; and five numbers for each of the 2^25 products computed at a time. Tensors
+    with one vector per text are too small to count.
     """
     return 4 * (8 * width * tokens + 5 * (1 << 25))
 
 
 def matrix_numbers(parameters: Parameters, optim: OptimConfig) -> int:
-    """Return the numbers that Muon keeps for matrices, one per entry, plus NorMuon's one per row; 0 for others."""
+    """Return the size of Muon's state for matrices: one number per entry, for NorMuon also one per row; else 0."""
     if not optim.newton_schulz_iterations:
         return 0
     return parameters.hidden + (parameters.hidden_rows if optim.row_beta is not None else 0)
@@ -255,7 +256,7 @@ def summed_numbers(parameters: Parameters, optim: OptimConfig) -> int:
 
 
 def moment_numbers(parameters: Parameters, optim: OptimConfig) -> int:
-    """Return how many numbers an optimizer keeps for the weights of a model."""
+    """Return the number of values in an optimizer's state for a model."""
     return optim.state_numbers(parameters.trained, parameters.hidden, parameters.hidden_rows)
 
 

@@ -96,7 +96,7 @@ def phase_memory(
         found = replace(found, layers=found.layers + added)
     found = replace(found, teacher=teacher, compared=_compared(objective, config.model, step_texts, ranks))
     if is_sparse:
-        # of the global batch the gradients, for the second pass; of a microbatch vectors, their tokens and gradients
+        # for the second pass: gradients of the global batch's vectors; a microbatch's vectors, argmax tokens, gradients
         kept = 4 * config.model.vocab_size * (step_texts + 3 * -(-tokens // TEXT_TOKENS))
         found = replace(found, head=found.head + kept)
     if objective.compares and objective.projected_width is not None:

@@ -13,7 +13,7 @@ from modernbert_train.weights.names import NamedModel
 
 
 def not_checked(config: RunConfig) -> list[str]:
-    """List them, a line each."""
+    """Return a line for each check that `check` leaves to training."""
     folders = all_folders(config.data, config.evals)
     local = [each.key for each in folders if not is_in_store(each)]
     lines = [f"{each.key}={each.path}: shards in a store" for each in folders if is_in_store(each)]

@@ -47,13 +47,13 @@ def is_full(error: BaseException) -> bool:
 
 
 def halve(folder: Path, phase: str, given: PhaseConfig, now: PhaseConfig) -> OomBackoff | ConfigError | None:
-    """Note half of a phase's microbatch, and return the error to raise; None if it must not change.
+    """Record half of a phase's microbatch, and return the error to raise; None if it must not change.
 
     Args:
         folder: of the run.
         phase: name of the phase that ran out of memory.
-        given: the phase as its user gives it.
-        now: the phase with nothing open.
+        given: the phase as the user configured it.
+        now: the phase with all open keys filled.
     """
     key = microbatch_key(phase)
     if given.microbatch_tokens is not None or phase_of_newest(folder) == phase:

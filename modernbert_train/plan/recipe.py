@@ -23,7 +23,7 @@ from modernbert_train.core.text import rate, tokens_text
 from modernbert_train.plan.expected_loss import RULES, effective_tokens
 from modernbert_train.plan.parameters import Parameters, count_parameters
 
-TOKENS_PER_PARAMETER = 20  # lowest loss for a given compute: Hoffmann et al. 2022, arXiv 2203.15556
+TOKENS_PER_PARAMETER = 20  # compute-optimal: Hoffmann et al. 2022, arXiv 2203.15556
 MAX_PASSES = 4  # up to here repeated text is worth about as much as new: Muennighoff et al. 2023, arXiv 2305.16264
 MIN_PER_PARAMETER = 0.4  # tokens a parameter, as in yamls/quickstart.yaml: a larger model would memorise the text
 BATCH_EXPONENT = 0.327  # exponent of the best batch over compute: DeepSeek LLM, arXiv 2401.02954, equation 1
@@ -31,8 +31,8 @@ MIN_STEPS = 800  # as in yamls/quickstart.yaml
 MIN_BATCH_TOKENS = 2048  # as in yamls/quickstart.yaml
 WARMUP_STEPS = 100  # 2 / (1 - beta2): Ma and Yarats 2021, arXiv 1910.04209
 MAX_WARMUP = 0.04  # share of the first phase, as in yamls/quickstart.yaml
-RACED_DECAY = 2e-4  # cautious; of the runs of the race, docs/better-recipe.md
-ENTRIES, ENTRIES_BYTES = 8192, 12.5e6  # as in yamls/data/quickstart.yaml, and the bytes of its text
+RACED_DECAY = 2e-4  # cautious weight decay of the runs in the race, docs/better-recipe.md
+ENTRIES, ENTRIES_BYTES = 8192, 12.5e6  # vocabulary of yamls/data/quickstart.yaml, and the bytes of its text
 _CPU_ROWS = (512, 1024)  # as in yamls/quickstart.yaml: attention over longer rows is slow on a CPU
 _ROUND = 1000  # tokens of a phase are a multiple of this
 
@@ -78,7 +78,7 @@ class Size:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Tokens of a row, and of a long row."""
+        """Tokens of a row in the first phase, and of the longest row."""
         return self.first.row_tokens, max(phase.row_tokens for phase in self.phases.values())
 
     @property
@@ -93,12 +93,12 @@ class Size:
 
     @property
     def optimizer(self) -> str:
-        """The published one, or the winner of the race."""
+        """The published optimizer, or NorMuon where it won the race."""
         return "normuon" if self.raced else self.run.optim.name
 
     @property
     def learning_rate(self) -> float:
-        """At the published batch."""
+        """Learning rate at the published batch size."""
         return self.run.optim.lr * (self.raced or 1.0)
 
     @property

@@ -53,16 +53,16 @@ FORMAT = 2
 HANDED_OVER = "MODERNBERT_TRAIN_RESOLVED"  # set by `hand_over`: digest of the resolved run, and the GPU that it fits
 Look = Callable[[], object]
 Purpose = Literal["train", "join", "sweep", "submit", "plan", "assume", "measure", "use"]
-# the checks of each use of a run
+# purpose -> the checks that it needs
 LOOKS: dict[Purpose, tuple[str, ...]] = {
     "train": ("data", "store", "packages", "memory", "folder"),
-    "join": ("data", "store", "packages", "memory"),  # a machine of several that need not see the run's folder
+    "join": ("data", "store", "packages", "memory"),  # a machine of several, which may not see the run's folder
     "sweep": ("data", "store", "packages", "folder"),  # trials of a sweep, some of which may need too much memory
     "submit": ("memory",),  # a job file: the job starts elsewhere
     "plan": ("data if here",),
-    "assume": (),  # a plan of assumed documents
+    "assume": (),  # a plan for assumed document lengths
     "measure": ("data",),
-    "use": (),  # weights that are trained: export and push
+    "use": (),  # trained weights: export and push
 }
 
 
@@ -131,7 +131,7 @@ class Resolved:
 
 
 def _shared(keys: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys that every machine must have alike."""
+    """Return the keys that must be equal on all machines."""
     return {key: value for key, value in keys.items() if not may("local", RunConfig, key)}
 
 
@@ -143,7 +143,7 @@ def resolve(
     fresh: bool = False,
     gpu: HasMemory | None = None,
 ) -> Resolved:
-    """Find every mistake that would end a run, or another use of it.
+    """Find every mistake that would make a run, or another verb that uses it, fail.
 
     Args:
         config: the run.
@@ -253,7 +253,7 @@ def with_later_mistakes(num_ranks: int | Callable[[RunConfig], int] = 1, purpose
             raise
         try:
             ranks = num_ranks if isinstance(num_ranks, int) else num_ranks(wrong.rest)
-            # its folder's run is not compared with half a configuration
+            # fresh: do not compare half a configuration with the run in its folder
             resolve(wrong.rest, ranks, purpose=purpose, fresh=True)
         except RunError as later:
             there = "|".join(map(re.escape, wrong.sections))
@@ -280,7 +280,7 @@ def _mistakes(looks: Iterator[Look]) -> Iterator[RunError]:
 def _run_looks(config: RunConfig, num_ranks: int, purpose: Purpose, facts: list[DataFacts]) -> Iterator[Look]:
     looks = LOOKS[purpose]
     trained = purpose in ("measure", "use")
-    # of a trained run neither the optimizer's kernel nor the name that its folder has now matters
+    # for a trained run neither the optimizer's kernel nor the folder's current name matters
     ruled = replace(config, name="trained", optim=replace(config.optim, fused=False)) if trained else config
     yield lambda: check(ruled, num_ranks)
     if "data" in looks or ("data if here" in looks and missing_stream(config.data) is None):
@@ -325,7 +325,7 @@ def _check_replica(url: str | None) -> None:
 
 
 def _model_looks(config: RunConfig, fresh: bool) -> Iterator[Look]:
-    """Yield the looks at what a run names and writes to, which no other mistake can spoil."""
+    """Yield checks of the models that a run names and of its folder; they work even if other checks fail."""
     run = RunFolder(config)
     if fresh or not run.has_checkpoints():
         for key, name in first_weights(config):

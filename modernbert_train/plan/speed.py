@@ -33,7 +33,7 @@ from modernbert_train.plan.tiles import Tiles
 # share of the peak of a product with inner dimension K: TOP K / (K + HALF_K). Large products reach 790 of 989 TFLOP/s
 # on H200; at K = 768, twelve steps of a kernel's inner loop, 55 to 60 % are expected
 PRODUCT_TOP, PRODUCT_HALF = 0.80, 300
-MEMORY_SHARE = 0.75  # of the memory's rate
+MEMORY_SHARE = 0.75  # share of the memory's rate that kernels reach
 BLOCK_SECONDS = 1e-6 / 132  # time of a block without work: some 1 us on one of 132 multiprocessors
 # bytes read and written for each parameter: weight, gradient, two moments; tensor by tensor, and in two kernels
 OPTIMIZER_BYTES, FUSED_OPTIMIZER_BYTES = 140, 40
@@ -86,7 +86,7 @@ class Pace:
     Attributes:
         device: factor on that sum.
         launch: seconds of the host for one kernel; a microbatch takes at least all its launches.
-        token: seconds for each token of a rank in which its GPU waits for the host.
+        token: seconds per token of a rank that its GPU waits for the host.
     """
 
     device: float
@@ -145,7 +145,7 @@ class Work:
         return self.traffic.kernels * sum(encoder.num_layers for encoder in self.encoders)
 
     def products(self, tokens: int) -> list[tuple[Matrix, float]]:
-        """Return each matrix with the number of positions, of so many tokens, that it is multiplied with."""
+        """Return each matrix with the number of positions that it is multiplied with, for this many tokens of text."""
         uses = self.objective.uses_of_heads(self.sequence_tokens)
         encoded = self.objective.encoded_tokens(self.sequence_tokens)
         matrices = census(self.model, self.objective).matrices

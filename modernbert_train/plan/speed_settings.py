@@ -1,8 +1,8 @@
 """Speed settings: the values of the open keys of a run, and `close_settings`, which decides.
 
-A key that the user sets is not open and never changes. An open one gets its plain value of config/auto.py, on GPUs that
-of FAST; `close_settings` has the order of all sources. No torch is imported at the top: a login node plans and refuses
-runs without it.
+A key that the user sets is not open and never changes. An open key gets its plain value of config/auto.py, or on GPUs
+its value in FAST; `close_settings` has the order of all sources. No torch is imported at the top: a login node plans
+and refuses runs without it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def on_device(
 
 
 def on_gpu(config: RunConfig, gpu: HasMemory, ranks: int) -> RunConfig:
-    """Fill open keys as for a new run on GPUs of a kind that compile."""
+    """Fill open keys as for a new run on GPUs that support compiled layers."""
     return on_device(config, GPU, gpu, ranks)
 
 

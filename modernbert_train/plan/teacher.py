@@ -39,9 +39,9 @@ def teacher_bytes(
 
     Unsharded: its weights, with layers and heads in the precision of products, and a copy of the table for predictions.
     Sharded: a share of these, the copy of the table, and gathered the parameters outside the layers and two layers.
-    Then three hidden states in fp32 and the peak of a layer: queries, keys and values, where rotating makes four times
-    q and k in fp32, or its feed-forward output, activated and multiplied; if layers are compiled, a part of that, which
-    is an estimate. The divergence adds five numbers for each of a chunk's logits in fp32.
+    Then three hidden states in fp32 and the peak of a layer: either queries, keys and values with four fp32 copies of q
+    and k for the rotation, or the feed-forward output, activated and multiplied; compiled layers take a part of that,
+    which is an estimate. The divergence adds five numbers for each of a chunk's logits in fp32.
 
     Args:
         objective: the run's objective.

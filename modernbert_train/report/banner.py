@@ -25,8 +25,8 @@ from modernbert_train.plan.census import census
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.report.training_loss import LOSS_STEPS
 
-_MAX_PHASES, _MAX_STREAMS = 10, 12  # lines
-_HASH = 12  # characters, as in messages that compare two hashes
+_MAX_PHASES, _MAX_STREAMS = 10, 12  # maximum number of lines for each
+_HASH = 12  # characters shown of a hash, as in messages that compare two
 
 
 def banner(

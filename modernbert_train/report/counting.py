@@ -24,11 +24,11 @@ class Counting:
         self._next = self._began
 
     def skip(self, number: int) -> None:
-        """Count items up to this number as done, without a line: some were done before."""
+        """Set the number of items done without printing, for items that were done before."""
         self.done = number
 
     def add(self, number: int) -> None:
-        """Count items that are done; show the first, the last, and some between."""
+        """Count this many items as done; print now and then, and at the end."""
         self.done += number
         now, ends = time.monotonic(), self.done >= self.total
         if now < self._next and not ends:

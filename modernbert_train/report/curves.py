@@ -25,9 +25,9 @@ from modernbert_train.report.effective import cost_of
 from modernbert_train.report.step_samples import NAN, NUMBERS, StepRecord, Steps
 
 _MAX_FIGURE = 1e100  # an axis cannot show more
-_MAX_COUNT = 1e18  # of steps and tokens
-_MAX_FIGURES = 100  # of an evaluation
-_LETTERS = 60  # of the names of an evaluation and its figures
+_MAX_COUNT = 1e18  # maximum number of steps and tokens
+_MAX_FIGURES = 100  # maximum figures of an evaluation
+_LETTERS = 60  # maximum characters in the name of an evaluation or a figure
 _PHASE_LETTERS = 1000
 _CHUNK = 1 << 22  # bytes read at once
 _MAX_LINE = 1 << 24  # bytes; a longer line is damaged

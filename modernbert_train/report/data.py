@@ -1,4 +1,4 @@
-"""data.json of a run -> pictures of its data: lengths, fields, and which documents of each source were kept."""
+"""Read data.json of a run and draw its data: lengths, fields, and which documents of each source were kept."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from modernbert_train.core.read_json import as_type, read_json
 from modernbert_train.core.text import percent, plural, shorten, tokens_text, whole
 from modernbert_train.data.statistics import DATA, FolderStatistics, RunStatistics, SourceCounts
 
-_STREAMS = 50  # drawn: the first ones
-_FIELDS, _VALUES, _BINS = 10, 15, 20  # of a stream
-_SOURCES = 100  # drawn: the first ones
-_LETTERS = 80  # of a name
+_STREAMS = 50  # maximum number drawn: the first ones
+_FIELDS, _VALUES, _BINS = 10, 15, 20  # maximum numbers drawn of a stream
+_SOURCES = 100  # maximum number drawn: the first ones
+_LETTERS = 80  # maximum characters of a name
 
 
 def read_data(run_folder: Path) -> RunStatistics | None:

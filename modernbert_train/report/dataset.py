@@ -26,7 +26,7 @@ from modernbert_train.errors import DataError
 
 _PERCENTILES = (5, 25, 50, 75, 95)
 _BAR = 40  # characters of the longest bar
-_VALUES = 20  # of a field
+_VALUES = 20  # maximum values shown of a field
 
 
 def describe_datasets(folders: Sequence[Path], *, as_json: bool) -> str:

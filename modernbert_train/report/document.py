@@ -36,13 +36,13 @@ from modernbert_train.report.tables import MAX_FIGURES, run_tables
 POINTS = 2_000  # steps of a run that are drawn, up to a few more while it grows
 ALL_POINTS = 200_000  # steps of all runs of a page
 MIN_POINTS = 200  # steps of a run, on a page of any number of runs
-_EVENTS = 500  # marks of a run: the last ones
+_EVENTS = 500  # maximum marks of a run, the last ones
 _GROWS = 1.25  # a run with this many times POINTS steps is thinned again
 _SMOOTHED = (*ROUGH, "mfu", "rank_flops_per_second", "packing_efficiency")
 _WHOLE = ("step", "tokens")
-_CONFIG = 100_000  # letters of a configuration
-_LETTERS = 2_000  # of a value in it
-_NAME = 200  # letters of a name
+_CONFIG = 100_000  # maximum characters of a configuration
+_LETTERS = 2_000  # maximum characters of a value in it
+_NAME = 200  # maximum characters of a name
 
 
 class Chart(NamedTuple):

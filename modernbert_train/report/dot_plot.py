@@ -15,7 +15,7 @@ from modernbert_train.core.text import printable, shorten
 
 _COLOURS = ("#115cc6", "#e75f1e", "#078965", "#be679a", "#724e00", "#009cd6", "#5b6472")
 _WIDTH, _LEFT, _RIGHT = 860, 210, 24
-_STEP, _GAP = 13, 14  # from dot to dot, and between tasks
+_STEP, _GAP = 13, 14  # pixels from dot to dot, and between tasks
 _LETTERS = 30
 
 

@@ -2,7 +2,7 @@
 
     effective training time = seconds of the steps that count, each once / seconds since the first start
 
-A step counts if the present weights have seen it: one that was lost with a killed process, and computed again, counts
+A step counts if the present weights have seen it; a step that was lost with a killed process and repeated counts
 once. The rest is overhead: starting, validating, waiting for checkpoints, lost steps, and pauses between processes. A
 restart takes from the last line of the lost process to the end of the next process's first step.
 """
@@ -30,10 +30,10 @@ class Spent:
     """Seconds of a run.
 
     Attributes:
-        steps: of the steps that count.
+        steps: spent in the steps that count.
         since_start: from the first start to the last line.
-        blocked: by which each checkpoint delayed the steps.
-        writing: of each checkpoint in the background.
+        blocked: delay of the steps by each checkpoint.
+        writing: writing each checkpoint in the background.
         restarts: from the last line of a process to the end of the next one's first step.
         last_saved: step of the newest checkpoint in the record; None without any.
     """

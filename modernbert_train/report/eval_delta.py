@@ -14,7 +14,7 @@ from modernbert_train.config.evals import BASELINE, COUNT
 from modernbert_train.config.schema import EvalConfig, ObjectiveConfig, WeightsConfig
 from modernbert_train.core.text import table
 
-_HELD_OUT = ("loss", "accuracy")  # of a line of validation
+_HELD_OUT = ("loss", "accuracy")  # figures of a validation line
 
 
 def measures_before(weights: WeightsConfig, objective: ObjectiveConfig) -> bool:

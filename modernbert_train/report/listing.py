@@ -26,9 +26,9 @@ from modernbert_train.core.text import duration, fixed, percent, printable, tabl
 from modernbert_train.errors import ConfigError
 from modernbert_train.report.training_loss import LOSS_STEPS, losses_of, mean, training_loss
 
-_FIRST_BYTES, _MAX_BYTES = 1 << 16, 1 << 24  # of the end of metrics.jsonl
-_REASON = 100  # letters of a run's error
-_MAX_WIDTH = 20  # letters of a number
+_FIRST_BYTES, _MAX_BYTES = 1 << 16, 1 << 24  # read from the end of metrics.jsonl: at first, and at most
+_REASON = 100  # maximum characters of a run's error
+_MAX_WIDTH = 20  # maximum characters of a number
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def require_folders(command: str, folders: Iterable[Path]) -> None:
 
 
 def run_folders(folders: Iterable[Path], *files: str) -> list[Path]:
-    """Return the folders of runs: of those named, each that has one of these files, or those directly in it."""
+    """Return run folders, which hold one of these files: each given folder, or else its direct subfolders."""
     found: dict[Path, None] = {}
 
     def is_run(folder: Path) -> bool:

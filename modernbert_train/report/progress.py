@@ -19,7 +19,7 @@ from typing import Any
 from modernbert_train.config.schema import LoggingConfig
 from modernbert_train.core.text import duration, percent, rate, short, tokens_text
 
-_SMOOTHING = 0.9  # of the displayed loss
+_SMOOTHING = 0.9  # decay of the moving average of the displayed loss
 _RECENT_STEPS = 20  # for the means of speed and waiting
 _REDRAW_SECONDS = 0.3
 _CLEAR = "\r\x1b[K"  # clears the line

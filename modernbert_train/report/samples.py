@@ -9,8 +9,8 @@ from typing import Any
 from modernbert_train.core.read_json import is_count, parse_object
 
 SAMPLES = "samples.jsonl"
-MAX_VALIDATIONS = 200  # the last ones
-_BYTES = 1 << 26  # read from the file
+MAX_VALIDATIONS = 200  # maximum number read: the last ones
+_BYTES = 1 << 26  # maximum number read from the file
 
 
 def read_samples(run_folder: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Compare a gain with the spread of seeds: groups of runs that differ in nothing but their seed."""
+"""Compare a gain with the spread of seeds: groups of runs that differ only in their seed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWN = ("name", "seed", "runs_folder")  # keys in which two repetitions of a run
 
 
 def seed_lines(runs: Sequence[RunState]) -> list[str]:
-    """Return a line for each group of finished runs, and for each step from one group's mean loss to the next higher.
+    """Return a line for each group of finished runs, and for each gap between neighbouring mean losses.
 
     The standard error of a difference is s sqrt(1 / n + 1 / m) for n and m seeds, with the standard deviation s pooled
     over all groups. Nothing is returned if no run was repeated with another seed.

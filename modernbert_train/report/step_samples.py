@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NAN = math.nan
-MAX_TERMS = 8  # loss terms of a run
+MAX_TERMS = 8  # maximum loss terms of a run
 ROUGH = ("loss", "grad_norm", "update_norm", "tokens_per_second", "data_wait_share")  # their extremes are drawn
 
 
@@ -156,7 +156,7 @@ def means(values: NDArray[np.float64], chosen: NDArray[np.int64]) -> NDArray[np.
 
 
 def as_json(values: NDArray[np.float64], digits: int = 6) -> list[float | None]:
-    """Round numbers to so many digits; values that are not finite become None, and whole numbers integers."""
+    """Round to significant digits; values that are not finite become None, and whole numbers integers."""
     finite = np.isfinite(values)
     safe = np.where(finite, values, 0.0)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

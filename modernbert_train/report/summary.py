@@ -28,7 +28,7 @@ class Figure(NamedTuple):
 
 
 def spent_in(history: History, starts: Sequence[Mapping[str, Any]]) -> Spent:
-    """Return where the time of a run went, from the part of its record that is read."""
+    """Return where the time of a run went, from the part of its record read so far."""
     seconds = history.steps.column("own_seconds")
     return spent_of(
         steps=float(seconds[np.isfinite(seconds) & (seconds > 0)].sum()),
@@ -70,7 +70,7 @@ def figures(history: History) -> dict[str, Figure]:
 def tiles(
     history: History, found: Mapping[str, Figure], spent: Spent, newest: tuple[str, str] | None = None
 ) -> list[tuple[str, str, str]]:
-    """Return the whole run as named numbers: name, number, and a note.
+    """Return the tiles that summarise a run, each a name, a number and a note.
 
     Args:
         history: the record.

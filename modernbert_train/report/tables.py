@@ -23,8 +23,8 @@ from modernbert_train.report.data import titled_folders
 from modernbert_train.report.training_loss import LOSS_STEPS, training_loss
 
 LOSS, ACCURACY, FIGURE = fixed(3), percent(2), fixed(3)
-MAX_FIGURES = 24  # of the evaluations of a run
-_MAX_LINES = 40  # of starts, results and events: the last ones
+MAX_FIGURES = 24  # maximum figures of a run's evaluations
+_MAX_LINES = 40  # maximum lines of starts, results and events: the last ones
 _MAX_PHASES, _MAX_SOURCES = 100, 100
 _COMMAND_LETTERS, _NAME_LETTERS = 200, 80
 
@@ -145,7 +145,7 @@ _SOURCES = ("Source", "Read", "Documents", "Tokens", "Duplicates", "Near duplica
 
 def source_rows(data: RunStatistics | None) -> list[tuple[str, ...]]:
     """Return a line for each source: its documents that were read, written and left out."""
-    rows: dict[tuple[str, SourceCounts], None] = {}  # a source counts once, in however many streams it is
+    rows: dict[tuple[str, SourceCounts], None] = {}  # list a source once, even if it is in several streams
     for _, folder in titled_folders(data):
         rows |= dict.fromkeys(folder.sources.items())
     return [

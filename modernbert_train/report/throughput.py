@@ -25,8 +25,8 @@ from modernbert_train.plan.gpus import DEVICE_NAMES, GPUS
 from modernbert_train.plan.teacher import teacher_flops, teacher_of
 
 _RECENT_STEPS = 50  # for the estimate of the time left
-_SLOWEST_PARTS = 20  # one step in so many, at least one, is left out: it compiled, or waited for a rare event
-_SETTLED_SECONDS = 600.0  # in a younger process the time between steps (validations, checkpoints) is a share of this
+_SLOWEST_PARTS = 20  # leave out the slowest 1 of 20 steps, at least one: it compiled, or waited for a rare event
+_SETTLED_SECONDS = 600.0  # divide time between steps (validations, checkpoints) by at least this, in a young process
 
 
 def training_flops(

@@ -144,7 +144,7 @@ def _logger_arguments(name: str, given: dict[str, Any], folder: Path) -> dict[st
         "tensorboard": {"log_dir": f"{folder}/tensorboard"},
         "trackio": {"project": "modernbert-train"},
     }
-    if name == "trackio":  # which resumes by name, and knows no folders
+    if name == "trackio":  # it resumes by the run's name and cannot be given a folder
         defaults[name]["name"] = f"{folder.name}-{_kept_id(folder, name)[:6]}"
     return defaults.get(name, {}) | given
 

@@ -45,7 +45,7 @@ from modernbert_train.weights.names import EXPORT
 from modernbert_train.weights.source import Source, open_model
 
 RUN_YAML, SHARDS, PHASE = "finetune.yaml", "task", "finetune"
-_SMALL = 256  # width up to which a low rate is questioned; seen at 128: benchmarks/RESULTS.md, A retriever from nothing
+_SMALL = 256  # warn of a low rate up to this width; seen at 128: benchmarks/RESULTS.md, A retriever from nothing
 
 
 def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:

@@ -27,7 +27,12 @@ _DROPOUT = 4  # stream id of dropout keys; other users of the seed have other id
 
 
 class MicrobatchSums(NamedTuple):
-    """Attributes: the sum of each loss term over a microbatch, on the device without a graph; and its count."""
+    """Loss sums of one microbatch, by loss term.
+
+    Attributes:
+        sums: on the device, without a graph.
+        counts: number of items in each sum.
+    """
 
     sums: Mapping[str, Tensor]
     counts: Mapping[str, int]
@@ -119,7 +124,7 @@ def gradients(
                 sums = forward(number, microbatch)
                 on_event("after_forward", microbatch, sums, last)
                 on_event("before_loss", microbatch, None, last)
-                # divided by global counts, so gradients of all microbatches and ranks add up to that of the mean
+                # divided by global counts, so all microbatches' and ranks' gradients add up to the gradient of the mean
                 loss = weighted(sums.losses, terms, divisors)
                 on_event("after_loss", microbatch, loss, last)
                 on_event("before_backward", microbatch, None, last)

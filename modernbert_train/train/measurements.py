@@ -145,7 +145,7 @@ class Measurements:
         record, progress: receive the results.
         read_metrics: returns the lines of metrics.jsonl; called on rank 0.
         log: sends numbers to the loggers.
-        rule: predicts held-out losses of such a run; None: there is none.
+        rule: predicts held-out losses of such a run; None: no rule applies.
         at_first: also measure before the first step.
     """
 

@@ -1,4 +1,4 @@
-"""A run that follows from a recipe of texts, epochs and a rate, for `finetune` and `retrieval train`."""
+"""Turn a recipe (texts, epochs, learning rate) into a run, for `finetune` and `retrieval train`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MICROBATCH_TOKENS = 16_384
 
 
 def held_for_all(folder: Path) -> AbstractContextManager[None]:
-    """Hold the folder of a recipe's run for the whole of a verb, on the rank that writes there.
+    """Lock the folder of a recipe's run while a verb runs, on the rank that writes there.
 
     Raises:
         ConfigError, RunError, StorageError: see `held`.
@@ -59,11 +59,11 @@ def run_of(
 
     Args:
         file: in the folder of the run.
-        source, named: the model that it begins with.
-        sections: the run's own; others follow from the model and the texts.
+        source, named: the model that it starts from.
+        sections: sections of the run; the others follow from the model and the texts.
         overrides: apply to every key.
         train, tokenizer: folders of the shards and their tokenizer.
-        texts: documents of the shards.
+        texts: number of documents in the shards.
     """
     tree = {
         "plugins": [] if source.checkpoint is None else source.checkpoint.config.plugins,
@@ -135,4 +135,4 @@ def adamw(lr: float, weight_decay: float, max_grad_norm: float | None, overrides
     """Return the section `optim`; `weight_decay` is torch's, which is multiplied by the rate."""
     found = {"name": "adamw", "lr": lr, "weight_decay": weight_decay}
     other = [each for each in overrides if each.startswith("optim.name=") and each != "optim.name=adamw"]
-    return found if other else found | {"max_grad_norm": max_grad_norm}  # others bound their updates themselves
+    return found if other else found | {"max_grad_norm": max_grad_norm}  # other optimizers bound updates themselves

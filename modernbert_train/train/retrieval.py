@@ -66,7 +66,7 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
         )
     with held_for_all(folder):
         card = _prepare(recipe, source, max_tokens, folder / PAIRS, prepare)
-        files = hashed(_files_of_pairs(recipe)) if speaks_for_all() else {}  # now: after hours there may be others
+        files = hashed(_files_of_pairs(recipe)) if speaks_for_all() else {}  # before training: files may change later
         files |= {name: file for each in recipe.sets for name, file in each.files.items()}
         run = _run(recipe, source, card, max_tokens)
         with in_words_of(_advice_as_typed(recipe)):
@@ -145,7 +145,7 @@ def _own(recipe: Recipe, source: Source) -> dict[str, Any]:
 
 
 def _prepare(recipe: Recipe, source: Source, max_tokens: int, home: Path, prepare: Prepare) -> DatasetCard:
-    """Have the pairs of a recipe prepared, or find that they are; ranks take turns.
+    """Prepare the pairs of a recipe unless they exist; ranks take turns.
 
     Raises:
         ConfigError: the folder holds the pairs of another recipe.
@@ -208,7 +208,7 @@ def _write_spec(recipe: Recipe, max_tokens: int, home: Path) -> Path:
 
 
 def _as_typed(recipe: Recipe, home: Path) -> Iterator[tuple[str, str]]:
-    """Yield keys and advice in errors of `prepare` with what a recipe has in their place; see `in_words_of`."""
+    """Yield pairs that replace keys and advice in errors of `prepare` by a recipe's; see `in_words_of`."""
     correct = r" Fix or remove it, or set on_error=skip to drop and count damaged documents\."
     columns = "query_column, positive_column or negative_columns"
     yield rf"(no column .*\.){correct}", rf"\1 Set {columns} to columns that are there."
@@ -220,7 +220,7 @@ def _as_typed(recipe: Recipe, home: Path) -> Iterator[tuple[str, str]]:
 
 
 def _advice_as_typed(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield advice in errors of `prepare` and `train` with what a recipe has in its place; reads no texts."""
+    """Yield pairs that replace advice in errors of `prepare` and `train` by a recipe's; read no texts."""
     another = f"Name another run with name=, or remove {recipe.folder}.".replace("\\", r"\\")
     yield r"\bout=(.*?: (?:holds|exists and) )", r"\1"
     yield r"(Replace it|Discard it) with --overwrite, or give another folder with out=\.\.\.", another

@@ -43,14 +43,14 @@ class SilentFaults:
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._marks: list[torch.cuda.Event | float] = []  # begin and end of the current step's passes, as they occur
+        self._marks: list[torch.cuda.Event | float] = []  # start and end of the current step's passes, as they occur
         self._before: list[torch.cuda.Event | float] = []  # marks of the previous step, finished by now on a GPU
         self._slow = self._steps = 0
         self._looked = self._agreed = self._odd = False
         self._checksum = torch.zeros((), dtype=torch.float64)
 
     def forward(self) -> None:
-        """Mark the begin of the step's first forward pass, after the ranks' exchange before it."""
+        """Mark the beginning of the step's first forward pass, after the ranks' exchange before it."""
         if len(self._marks) != 1:
             self._before, self._marks = self._marks, [self._now()]
 

@@ -37,8 +37,13 @@ from modernbert_train.weights.gather import load_optimizer, load_weights
 
 @dataclass
 class Verdict:
-    """Attributes: the fault's entry in the record, or None; whether the update is skipped; and the checkpoint whose
-    weights and moments are restored after it."""
+    """The decision on a step.
+
+    Attributes:
+        fault: the fault's entry in the record; None without a fault.
+        skipped: True if the update is skipped.
+        target: checkpoint whose weights and moments are restored after the step; None: no rollback.
+    """
 
     fault: dict[str, Any] | None = None
     skipped: bool = False

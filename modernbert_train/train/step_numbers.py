@@ -1,8 +1,8 @@
 """Sums of a step over all ranks, once its gradients are computed.
 
-They are taken between the backward pass and the optimizer's step, the only place in a step where the host waits for the
-device. One all-reduce gives every rank the same numbers: NaN and infinity survive any sum. The requests of
-save_requests.py are each of it.
+They are summed between the backward pass and the optimizer's step, the only place in a step where the host waits for
+the device. One all-reduce gives every rank the same numbers: NaN and infinity survive any sum. It also sums the ranks'
+requests to save or stop (save_requests.py).
 """
 
 from __future__ import annotations

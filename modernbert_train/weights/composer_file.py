@@ -30,12 +30,13 @@ from modernbert_train.weights.formats.tensors import from_hf
 
 _TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP)
 
-# Of FIXED, what config.json states, so that its reader judges the value; and what a trained model does not show.
+# Keys of FIXED that are not checked here: config.json states the first, and its reader checks them; the others only
+# affect training.
 _STATED = ("hidden_act", "attn_qkv_bias", "attn_out_bias", "mlp_in_bias", "mlp_out_bias", "norm_kwargs.bias")
 _STATED += ("rotary_emb_dim", "local_attn_rotary_emb_dim")
 _OF_TRAINING = ("init_method", "attention_probs_dropout_prob", "embed_dropout_prob", "mlp_dropout_prob")
 
-# FlexBERT's prefixes for one implementation of the same thing: unpadded or padded, plain or as a Triton kernel.
+# FlexBERT's prefixes for implementations of the same module: unpadded or padded, or a Triton kernel.
 _FLEXBERT_WAYS = r"^(unpadded_|padded_|triton_)"
 
 # FlexBERT's key -> transformers' key in config.json.

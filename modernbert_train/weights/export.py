@@ -142,7 +142,7 @@ def export_source(source: Source, out: Path, card: str = "") -> Path:
     return out
 
 
-# head -> which model of a run has it
+# head -> kind of exported model
 _CLASSIFIERS: dict[str, Part] = {"class": "classifier", "tag": "tagger", "answer": "answerer", "choice": "chooser"}
 
 
@@ -217,7 +217,7 @@ def _model(source: Source, prompts: Mapping[str, str] | None = None) -> _Part:
         hub = SentenceEncoder(export_format(model, source.order), cast(ContrastiveConfig, objective), prompts)
         return _Part("embedder", model, weights, hub)
     modules = {module_of(name) for name in weights}
-    if {TOKEN_HEAD, "decoder"} <= modules:  # a run with both exports the one of its last phase
+    if {TOKEN_HEAD, "decoder"} <= modules:  # if a run has both heads, export the one of its last phase
         detects = objective is not None and "replaced" in objective.heads
         idle = {*MASKED_LM} - {"model"} if detects else {TOKEN_HEAD}
         weights = {name: tensor for name, tensor in weights.items() if module_of(name) not in idle}

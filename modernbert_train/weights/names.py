@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 EXPORT = "hf"  # folder of a run's export, in the run's folder
-_OF_WEIGHTS = (".bin", ".json", ".pt", ".safetensors")  # files that decide what a model computes
+_OF_WEIGHTS = (".bin", ".json", ".pt", ".safetensors")  # files that determine a model's outputs
 _OLD_LAYOUT = "0_Transformer"  # the encoder's folder in old models of sentence-transformers
 # keys that a run takes from the model it starts from: with another RoPE base every distance would look different
 _SCALING = (*(field.name for field in fields(RotaryConfig) if field.name.startswith("rope_")), "local_rope_scaled")
 _TAKEN = ("global_rope_theta", "local_rope_theta", "rope_theta", *_SCALING)
-DROPOUTS = ("attention_out_dropout", "dropout")  # of weights that are neither grown nor shrunk
+DROPOUTS = ("attention_out_dropout", "dropout")  # taken too, unless the weights are grown or shrunk
 
 
 @dataclass(frozen=True)
@@ -344,7 +344,7 @@ def check_vocabulary(weights: WeightsConfig, there: Path, here: str) -> None:
     own, old = token_ids(here), token_ids(there)
     if mode == "same" and (difference := token_difference(old, own, own.keys() | old.keys())) is not None:
         raise ConfigError(another_tokenizer(f"weights.{key}={name}", here, difference))
-    needed = [token for token in old if not token.startswith(SPARE)]  # spare ones are there to be replaced
+    needed = [token for token in old if not token.startswith(SPARE)]  # spare tokens are meant to be replaced
     if mode == "extend" and (difference := token_difference(old, own, needed)) is not None:
         raise ConfigError(
             f"weights.vocabulary=extend: data.tokenizer={here} does not have all tokens of "

@@ -38,7 +38,13 @@ from modernbert_train.weights.source import Source, check_same_tokenizer, open_m
 
 @dataclass(frozen=True)
 class FoundTeacher:
-    """Attributes: the weights on disk, a hash of the used ones, and the objective."""
+    """A teacher that was opened but not yet read.
+
+    Attributes:
+        source: its weights on disk.
+        sha256: hash of the weights that are used.
+        objective: the run's objective.
+    """
 
     source: Source
     sha256: str

@@ -30,7 +30,7 @@ class Kernel(Protocol):
     """Interface of a kernel module."""
 
     name: str
-    traits: str  # capabilities to show to people: windows, backward pass, determinism
+    traits: str  # capabilities, for display: windows, backward pass, determinism
 
     def support(
         self, device: torch.device, dtype: torch.dtype, order: Order = "all", bias: Bias | None = None

@@ -31,7 +31,7 @@ from modernbert_train.batch import Order, Packed
 from modernbert_train.config.model import Bias
 from modernbert_train.models.attention.visible import ScoreBias, Visible
 
-_LONG = 768  # a CPU attends in bf16 in sequences of at least so many tokens
+_LONG = 768  # minimum length, in tokens, of sequences that a CPU computes in bf16
 
 name = "sdpa"
 traits = "any device and precision; window; any order; bias; backward, deterministic, GPU: with compute.deterministic"
@@ -82,7 +82,7 @@ def prepare(packed: Packed, visible: Visible) -> Layout:
         return Layout(lengths, visible)
 
     (before, after), block = visible.sides(True), visible.block
-    # pairs computed by sequence, against those of blocks, each of which sees itself and both sides
+    # compare the pairs computed by sequence with the pairs computed by blocks, which see themselves and both sides
     if sum(n * n for n in lengths) < num_tokens * (before + block + after):
         return Layout(lengths, visible, bands=[_band(n, before, after, device) for n in lengths])
     num_blocks = -(-num_tokens // block)

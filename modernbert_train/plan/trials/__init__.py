@@ -2,7 +2,7 @@
 
 A trial computes a few numbers, forward and backward, on the device that a run would use, and compares them with a plain
 reference. `attempt` runs it in a separate process with a time limit, so a kernel that crashes, hangs or leaves the GPU
-in disorder costs one line. Only what was tried is called usable. table.py lists the trials.
+in disorder costs one line. Only features that were tried count as usable. table.py lists the trials.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Content(dict[str, Any]):
         return float(self.number(key, default, minimum=0.0, maximum=0.999))
 
     def word(self, key: str, default: str, known: Collection[str]) -> str:
-        """Return the word under a key.
+        """Return the string under a key.
 
         Raises:
             DataError: it is not in `known`.
@@ -116,5 +116,5 @@ class Content(dict[str, Any]):
         return DataError(f"{self.where}: {values}; {given}this encoder only knows {known}. Name another model.")
 
     def damaged(self, key: str, problem: str) -> DataError:
-        """Return the error for a value that no writer of the file means."""
+        """Return the error for a value that no program would write."""
         return DataError(f"{self.where}: {key}={shown(self.get(key))}, {problem}. Restore the file from a copy.")

@@ -37,7 +37,7 @@ def names(name: str, config: ModernBertConfig) -> tuple[str, ...]:
 
 
 def more(config: ModernBertConfig, order: Order, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return what no table says.
+    """Return the keys of config.json that no table covers.
 
     Raises:
         ConfigError: a RoPE base is not positive and finite.

@@ -32,7 +32,7 @@ _KEYS: dict[str, dict[str, str]] = {
 
 
 def describe(config: RotaryConfig, is_global: bool = True) -> dict[str, Any]:
-    """Return the base and the scaling of global or local layers, in the words of transformers 5."""
+    """Return the base and the scaling of global or local layers, under the keys of transformers 5."""
     found = {"rope_type": "default", "rope_theta": float(config.thetas[is_global])}
     if config.is_scaled(is_global):
         found |= {theirs: getattr(config, ours) for ours, theirs in _KEYS[config.rope_scaling].items()}

@@ -1,7 +1,7 @@
 """One class for every architecture: it reads and writes config.json and maps names of tensors, by a format's tables.
 
-A format states names, defaults and fixed values. `build` and `more` add the rest. The defaults are those of
-transformers' configuration classes, which cannot be asked here: importing one of them imports torch.
+A format states names, defaults and fixed values. `build` and `more` add the rest. The defaults are copied
+from transformers' configuration classes, since importing one of them would import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EMBEDDING = "model.embeddings.tok_embeddings.weight"
 EXPORTED_BY = "exported_by"  # this program's key
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 
-# content with defaults, fields of the configuration, order by class, longest text -> configuration and order
+# (content with defaults, fields of the configuration, order by class, longest text) -> (configuration, order)
 Build = Callable[[Content, dict[str, Any], Order, int], tuple[Any, Order]]
 
 
