@@ -79,7 +79,7 @@ class Copier:
         self._order = order
         self._store = store
         self._folder = Path(order.folder)
-        self._missed: Counter[int] = Counter()  # how often a file of a checkpoint was missing
+        self._missed: Counter[int] = Counter()  # step -> how often a file of its checkpoint was missing
         self._there: dict[int, Manifest] | None = None  # known content of the store
 
     def forget(self) -> None:
@@ -300,7 +300,7 @@ def say(event: dict[str, Any]) -> None:
 
 
 def start_of(order: Order) -> list[str]:
-    """Return the command line of the process."""
+    """Return the command line of the copier."""
     return [sys.executable, "-m", "modernbert_train.checkpoints.copier", json.dumps(asdict(order))]
 
 
@@ -320,4 +320,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # not after threads of the store's library
+    os._exit(code)  # do not wait for threads of the store's library

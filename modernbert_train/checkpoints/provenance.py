@@ -27,7 +27,7 @@ from modernbert_train.core.version import __version__
 
 STARTS = "starts.jsonl"
 _LIBRARIES = ("torch", "mosaicml", "mosaicml-streaming", "transformers", "tokenizers", "numpy")
-_LETTERS = 200  # of a text on a page; the file has the whole text
+_LETTERS = 200  # characters of a text shown on a page; the file has the whole text
 _COMMIT = 7
 
 
@@ -78,7 +78,7 @@ class Start:
         tokens: seen by the run before this start.
         time, ended: unix time.
         outcome: finished, stopped or failed; empty while it runs, and after a kill.
-        error: that ended it.
+        error: message of the error that ended it.
     """
 
     version: str = ""

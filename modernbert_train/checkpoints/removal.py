@@ -16,7 +16,7 @@ def clean(folder: Path, keep: int) -> None:
     """Remove remains of crashed writes, and all but the newest `keep` checkpoints, ends of phases and milestones.
 
     Only folders of checkpoint.py are touched: partial ones, and checkpoints with a valid manifest. A folder with a
-    damaged manifest is left for a person. A checkpoint is renamed first, so a partial one is never visible.
+    damaged manifest is left to the user. A checkpoint is renamed first, so a partial one is never visible.
     """
     if not folder.is_dir():
         return

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # keys of a run's present phase that decide when it ends and how its rate decays towards that end
 _ITS_END = ("tokens", "schedule.decay_tokens", "schedule.decay", "schedule.final_lr_ratio")
+_READ_ANEW = ("compute.", "data.")  # sections that a measurement takes from the given configuration
 
 
 def check_same_past(found: Checkpoint, phases: Mapping[str, PhaseConfig]) -> None:
@@ -46,10 +47,11 @@ def check_same_run(found: Checkpoint, config: RunConfig) -> None:
     Raises:
         ConfigError: a key differs that only training reads; names each difference.
     """
-    past = past_changes(found.config.phases, config.phases, found.state.phase, found.state.tokens)
+    changed = fixed(changed_keys(found.config, config))
     refuse(
         f"{found.folder} was trained with another configuration, which is used here",
-        [*fixed(changed_keys(found.config, config)), *past],
+        [each for each in changed if not each.key.startswith(_READ_ANEW)]
+        + past_changes(found.config.phases, config.phases, found.state.phase, found.state.tokens),
         "Leave these keys out; or restore the run's config.yaml.",
     )
 

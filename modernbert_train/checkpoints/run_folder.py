@@ -48,13 +48,13 @@ from modernbert_train.errors import ConfigError, RunError, StorageError
 
 SAMPLES, RESOLVED = "samples.jsonl", "resolved.json"
 TOKENIZER_COPY = "tokenizer"  # folder
-_GONE_SECONDS = 60.0  # a training process mostly records more often; a scheduler restarts a lost job later
+_GONE_SECONDS = 60.0  # without a record: then its machine may be lost; runs record more often, schedulers restart later
 _OF_FAULTS = (
     ". It lists the updates that the run has skipped, and without it the run would not continue as it did. Restore it "
     "from a copy; or remove the damaged lines, if those updates lie before the newest checkpoint."
 )
 BUSY = "Two jobs must not write one run: wait for it, stop it, or give this one another name=."
-_HELD: set[Path] = set()  # folders that this process holds by `held`, around the whole of a verb
+_HELD: set[Path] = set()  # folders that this process has locked with `held`, for the duration of a verb
 # written by the process that has locked the folder
 _RECORDS = ("config.yaml", RESOLVED, DATA, "metrics.jsonl", "faults.jsonl")
 
@@ -323,7 +323,7 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
         if not _runs_here(owner) and still > _GONE_SECONDS:
             raise RunError(
                 f"{folder}: in use by {owner}, and nothing was recorded there for {still / 60:.1f} minutes. If that "
-                "machine is gone, its lock stays on a disk of a network until it starts anew, or the disk's server "
+                "machine is gone, a network disk keeps its lock until that machine restarts, or the file server "
                 "drops it. Start again then; or remove the folder's .lock if no such process is left."
             )
         raise ConfigError(f"{folder}: in use by {owner}. {instead}")
@@ -334,7 +334,7 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
 
 
 def _runs_here(owner: str) -> bool:
-    """True if a lock's owner is a running process of this machine; a pod has the name of the one it replaces."""
+    """True if a lock's owner is a running process of this machine; a pod has the host name of the one it replaces."""
     found = re.fullmatch(r"process (\d+) on (.*)", owner)
     return found is None or (found[2] == socket.gethostname() and is_running(int(found[1])))
 
@@ -346,7 +346,7 @@ def _seconds_since_a_sign(folder: Path) -> float:
 
 
 def _free_by_now(lock: IO[str]) -> bool:
-    """Try the lock again after a moment: a list of runs holds it for a moment to see whether the run trains."""
+    """Retry the lock after a moment: listing runs takes it briefly, to see whether the run is training."""
     time.sleep(0.1)
     return lock_now(lock)
 

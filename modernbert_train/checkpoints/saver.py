@@ -40,7 +40,7 @@ from modernbert_train.distributed.heartbeat import GRACE_SECONDS
 from modernbert_train.distributed.rank_messages import Mailbox
 from modernbert_train.errors import RunError, StorageError, UnstableRun
 
-PATIENCE = 1800.0  # seconds without progress of a disk: a parallel file system changes servers in 5 to 15 minutes
+PATIENCE = 1800.0  # seconds without progress of a disk: a parallel file system fails over in 5 to 15 minutes
 WARN = 60.0  # seconds without progress before a warning
 _LOOK_SECONDS = 0.2
 _KINDS: dict[str, type[RunError]] = {each.__name__: each for each in (RunError, StorageError, UnstableRun)}
@@ -142,7 +142,7 @@ class Saver:
         self._number += 1
         self._saved, self._warned = None, False
         self._note_progress()
-        # daemon: Python's exit would wait for any other thread, so a disk that hangs would keep a failed run alive
+        # daemon: Python waits for other threads at exit, so a hanging disk would keep a failed run alive
         self._thread = threading.Thread(target=self._run, args=(snapshot,), daemon=True, name="saver")
         self._thread.start()
 
@@ -207,7 +207,7 @@ class Saver:
         try:
             written = self._write(snapshot) if self._rank == 0 else self._write_share(snapshot)
             self._saved = Saved(snapshot.step, written, time.monotonic() - began)
-        except BaseException as error:  # every end of this thread is reported; a panic of Rust's is no Exception
+        except BaseException as error:  # report every failure of this thread; a Rust panic is no Exception
             message = f"{folder_of(self._checkpoints, snapshot.step)}: writing it failed with {type(error).__name__}"
             self._error = error if isinstance(error, RunError) else RunError(f"{message}: {error}")
         if self._error is not None:
@@ -226,7 +226,7 @@ class Saver:
                 began = time.monotonic()
                 assert snapshot.share is not None
                 parts = [write_part(staging, snapshot.share, self._note_progress)]
-                # the others began with this rank: a disk three times as slow is in time, after a stall as well
+                # the others began with this rank: this admits a disk three times as slow as this rank's, plus a stall
                 parts += self._others(final, self._patience + 2 * (time.monotonic() - began))
                 _refuse_not_finite(snapshot.step, parts)
                 with suppress(FileNotFoundError):  # the run has no record yet

@@ -138,7 +138,7 @@ def _config(path: Path, content: FileHash) -> RunConfig:
     if (known := _configs.get(content)) is not None:
         return known
     found = load_run([path])
-    if INCLUDE.encode() not in content_of(path):  # else its folder matters
+    if INCLUDE.encode() not in content_of(path):  # an include is relative to the folder, so do not cache it
         _configs[content] = found
     return found
 

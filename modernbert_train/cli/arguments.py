@@ -171,7 +171,7 @@ def read_sound(words: list[str], purpose: Purpose, num_ranks: int = 1) -> RunCon
 def many_imports() -> Iterator[None]:
     """Pause garbage collection, which takes a fifth of the time to import torch and Composer.
 
-    Afterwards the half million objects that exist by then are exempt from it; they stay to the end.
+    Afterwards it ignores the half million imported objects, which live as long as the process.
 
     Raises:
         ConfigError: see `check_launch_variables`; Composer's import reads the same variables, and fails.

@@ -71,7 +71,7 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _prepare(spec: Path) -> None:
-    """Prepare pairs, as `prepare SPEC` does; its room lies above this one."""
+    """Prepare pairs, as `prepare SPEC` does; loaded by name, since this package must not import its package."""
     print(importlib.import_module(BY_NAME["prepare"].home).run_spec([str(spec)], [], False, (1, 1)), flush=True)
 
 

@@ -40,10 +40,10 @@ class AlbertConfig(ModelConfig):
     # tokens of the longest sequence, special ones included; each has a learned vector
     max_positions: int = knob(512, above=0, high=MAX_WIDTH)
     segments: int = knob(2, above=0, high=MAX_WIDTH)  # token types: 2 for pairs of texts
-    # Google's tanh formula; version 1 is run with the exact one (erf) by transformers
+    # Google's tanh formula; transformers runs version 1 with the exact one (erf)
     activation: Literal["gelu", "gelu_tanh"] = "gelu_tanh"
     norm_eps: float = knob(1e-12, above=0)
-    # after the embeddings and the attention's projection, in training only; version 1 but xxlarge: 0.1
+    # after the embeddings and the attention's projection, in training only; version 1 except xxlarge: 0.1
     dropout: float = knob(0.0, low=0, below=1, phased=True)
 
     title = "ALBERT", "1909.11942"
@@ -77,7 +77,7 @@ class AlbertConfig(ModelConfig):
         return tuple(group * self.group_layers + place % self.group_layers for group, place in turns)
 
     def passes(self, part: Literal["attention", "ffn"]) -> tuple[int, ...]:
-        """For each different attention (or feed-forward), the number of layers that use it."""
+        """Return, for each distinct attention (or feed-forward), the number of layers that use it."""
         numbers = self.weights_of(part)
         return tuple(numbers.count(each) for each in range(max(numbers) + 1))
 

@@ -23,7 +23,7 @@ class Loader(yaml.SafeLoader):
 
 
 class _InC(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The same by libyaml, ten times faster; its messages are poorer, and deep nesting would crash the process."""
+    """The same loader by libyaml, ten times faster; its messages are poorer, and deep nesting crashes the process."""
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]

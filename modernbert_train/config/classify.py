@@ -81,7 +81,7 @@ class LabelledConfig(ObjectiveConfig):
         return not self.freeze
 
     def uses_of_heads(self, sequence_tokens: float) -> dict[str, float]:
-        """See `ObjectiveConfig`: once a sequence, or for every token; of words that is an upper bound."""
+        """See `ObjectiveConfig`: once per sequence, or for every token, an upper bound for words."""
         return {self.heads[0]: 1 / sequence_tokens if self.pools else 1.0}
 
     @property
@@ -103,7 +103,7 @@ class LabelledConfig(ObjectiveConfig):
 
 
 class TextLabels(NamedTuple):
-    """One kind of labels of texts; its loss is a row of models/classifier.py, its targets of objectives/classify.py.
+    """A kind of text label; its loss is a row in models/classifier.py, its targets one in objectives/classify.py.
 
     Attributes:
         problem: transformers' problem_type.

@@ -162,7 +162,7 @@ class ContrastiveConfig(ObjectiveConfig):
         if self.is_sparse and (self.matryoshka or self.margin is not None):
             key = "matryoshka" if self.matryoshka else "margin"
             yield (
-                f"objective.{key}={getattr(self, key)} with objective.pooling=sparse: it is of vectors of length 1. "
+                f"objective.{key}={getattr(self, key)} with objective.pooling=sparse: it is for vectors of length 1. "
                 f"Remove objective.{key}, or set another pooling."
             )
         widths, key, limit = self.matryoshka, "model.hidden_size", model.hidden_size

@@ -64,8 +64,8 @@ class ProbeConfig(EvaluatorConfig):
     test: str | None = knob(None, local=True)
     # columns with text; several are joined to one sequence, with [SEP] between them
     text_columns: list[str] = knob(factory=lambda: ["text"])
-    label_column: str = "label"  # column with the class: a text, a whole number, true or false; with classes or score
-    # linear: logistic regression, of scores ridge regression; nearest: the label of the nearest text, by cosine
+    label_column: str = "label"  # column with the class (a text, whole number, true or false), classes or score
+    # linear: logistic regression, or ridge regression for scores; nearest: the label of the nearest text, by cosine
     classifier: Literal["linear", "nearest"] = "linear"
     pooling: Literal["mean"] = "mean"  # a text's embedding: the mean over its tokens, [CLS] and [SEP] included
     # maximum number of texts from each file, drawn by `seed`; None: all
@@ -102,7 +102,7 @@ class ScoresConfig(EvaluatorConfig):
     name: str = "scores"
     shards: str = knob(local=True)  # labelled shards, as `finetune` writes them
     metrics: list[str] = knob(factory=lambda: ["accuracy"])  # see docs/finetuning.md
-    # classes of these texts that are not in objective.labels, in the order of their numbers after those
+    # classes of these texts that are missing in objective.labels; they are numbered after those, in this order
     unseen: list[str] = knob(factory=list)
 
     def mistakes(self, here: str, objective: ObjectiveConfig) -> Iterator[str]:

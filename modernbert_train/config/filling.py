@@ -1,6 +1,6 @@
 """Write a plain tree over the defaults of a schema, key by key: each leaf is checked against its dataclass.
 
-A wrong key or value is a line in `errors`, and the rest goes on, so one mistake does not hide the next. A section with
+A wrong key or value adds a line to `errors`, and filling continues, so a mistake does not hide the next. A section with
 a `name` (see schema.VARIANTS) has the dataclass of that name as its schema. A phase's override of another section is
 checked against that section's schema, and its key must be marked `phased` there.
 """

@@ -25,7 +25,7 @@ class GemmaConfig(LlamaConfig):
     intermediate_size: int = knob(2048, above=0, high=MAX_WIDTH)
     rope_theta: float = knob(1_000_000.0, above=0, phased=True)  # of global layers
     local_rope_theta: float = knob(10_000.0, above=0, phased=True)
-    local_rope_scaled: bool = knob(False, phased=True)  # rope_scaling is also of local layers
+    local_rope_scaled: bool = knob(False, phased=True)  # apply rope_scaling to local layers too
     # window of local layers in tokens: in causal order the token and those before it, else half on each side and itself
     local_attention: int = knob(512, above=1, high=MAX_WIDTH)
     # layers n, 2n, ..., counted from 1, attend globally

@@ -36,8 +36,8 @@ class LaunchConfig:
     image: str | None = None  # container with this project, see Dockerfile; docker and kubernetes need it
     partition: str | None = None  # slurm
     account: str | None = None  # slurm
-    sbatch: list[str] = field(default_factory=list)  # slurm: more options of sbatch, as --qos=high; they win
-    container: str | None = None  # slurm: an image that Apptainer runs this in, a .sif file or docker://...
+    sbatch: list[str] = field(default_factory=list)  # slurm: more options of sbatch, such as --qos=high; they win
+    container: str | None = None  # slurm: image for Apptainer to run this program in, a .sif file or docker://...
     namespace: str | None = None  # kubernetes
     volume_claim: str | None = None  # kubernetes: a disk that all machines share, mounted as /work
     rdma_resource: str | None = None  # kubernetes: the cluster's resource of InfiniBand or RoCE devices, or NAME=COUNT

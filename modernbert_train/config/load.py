@@ -2,7 +2,7 @@
 
 Files merge left to right, then the overrides; later wins. The merged tree is written leaf by leaf over the defaults
 (filling.py), so each leaf is checked against its dataclass and one wrong key does not hide the next. Interpolations are
-resolved last, and the dataclasses are built of what then stands there.
+resolved last, and the dataclasses are built from the result.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _sound_part(filling: Filling, errors: Sequence[str]) -> tuple[Any, frozenset
         if key is None:
             return None, frozenset()
         path = tuple(key[0].split("."))
-        meant = re.search(r"Did you mean (\w+)\?", error)  # of a misspelt section the rest cannot be judged either
+        meant = re.search(r"Did you mean (\w+)\?", error)  # the rest of a misspelt section cannot be checked either
         keys += [path] if path[0] in filling.root else [(meant[1],)] if meant else []
     if list(filling.resolve()):
         return None, frozenset()

@@ -23,10 +23,10 @@ MAX_WIDTH = 1 << 24
 CLASSIFIER_WEIGHT, POOLER_WEIGHT = "classifier.weight", "pooler.dense.weight"  # initialized by a fine-tuning
 
 
-# for a whole sequence, or for each pair of tokens, from tables that grow with the tokens
+# one bias for a whole sequence, or one for each pair of tokens, from tables that grow with the tokens
 Bias = Literal["sequences", "pairs"]
 TILE_HEADS = (16, 32, 64, 128)  # widths of heads that the attention kernel tiles supports
-CUDNN_HEADS = range(8, 129, 8)  # of the attention kernel cudnn, whose backward pass supports no wider ones
+CUDNN_HEADS = range(8, 129, 8)  # the same of cudnn; its backward pass supports no wider heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class ModelConfig:
         return self.name
 
     own_code: ClassVar[bool] = False
-    """True if transformers lacks a class of it, and fetches code if a user allows that."""
+    """True if transformers lacks a class for it, and runs code from the hub if the user allows that."""
 
     def is_global(self, layer: int) -> bool:
         """Return True if a token of this layer sees its whole sequence, not only a window."""
@@ -144,7 +144,7 @@ class ModelConfig:
 
     @property
     def stored(self) -> ModelConfig:
-        """The same function in the form of other libraries' files: itself, or a model that shares less."""
+        """The equivalent model in the file format of other libraries: itself, or one that shares fewer weights."""
         return self
 
     def stored_names(self, name: str) -> tuple[str, ...]:
@@ -206,22 +206,22 @@ def _nearest(number: float) -> int:
 class RotaryConfig(ModelConfig):
     """Keys of encoders whose rotary positions can be scaled, to read longer texts than those in training."""
 
-    # divide the angles of positions by rope_factor: linear: all of them; llama3, as Llama 3.1, and yarn (arXiv
-    # 2309.00071): the slow ones, the fast ones not, and those between by degrees; none: no angle
+    # which angles of the rotary positions are divided by rope_factor: none; linear: all; llama3 (Llama 3.1) and yarn
+    # (arXiv 2309.00071): the slow ones, not the fast ones, and in part those between
     rope_scaling: Literal["none", "linear", "llama3", "yarn"] = knob("none", phased=True)
     rope_factor: float = knob(1.0, low=1, phased=True)  # texts are longer by this factor
-    # tokens of the longest text before scaling; an angle is slow or fast by its full turns within such a text
+    # tokens of the longest text before scaling; slow angles make few full turns within it, fast ones many
     rope_original_tokens: int = knob(8192, above=0, high=MAX_WIDTH, phased=True)
     rope_low_freq: float = knob(1.0, above=0, phased=True)  # llama3: angles with fewer turns are slow
     rope_high_freq: float = knob(4.0, above=0, phased=True)  # llama3: angles with more turns are fast
     rope_beta_slow: float = knob(1.0, above=0, phased=True)  # yarn: as rope_low_freq
     rope_beta_fast: float = knob(32.0, above=0, phased=True)  # yarn: as rope_high_freq
-    # yarn: queries and keys are multiplied by it; None: 0.1 ln(rope_factor) + 1
+    # yarn: factor of queries and keys; None: 0.1 ln(rope_factor) + 1
     rope_attention_factor: float | None = knob(None, above=0, phased=True)
 
     @property
     def local_rope_scaled(self) -> bool:
-        """True if rope_scaling is also of local layers; a key of encoders that have such layers."""
+        """True if rope_scaling applies to local layers too; a key of encoders that have such layers."""
         return False
 
     @property
@@ -278,8 +278,8 @@ class ModernBertConfig(RotaryConfig):
     local_attention: int = knob(128, above=0, high=MAX_WIDTH)
     # RoPE base of global layers; 160,000 for 8,192 tokens
     global_rope_theta: float = knob(10_000.0, above=0, phased=True)
-    local_rope_theta: float = knob(10_000.0, above=0, phased=True)  # the same of local layers
-    local_rope_scaled: bool = knob(False, phased=True)  # rope_scaling is also of local layers
+    local_rope_theta: float = knob(10_000.0, above=0, phased=True)  # RoPE base of local layers
+    local_rope_scaled: bool = knob(False, phased=True)  # apply rope_scaling to local layers too
     norm_eps: float = knob(1e-5, above=0)
     # after the attention's output projection, in training only
     attention_out_dropout: float = knob(0.1, low=0, below=1, training=True)

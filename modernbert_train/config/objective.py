@@ -35,7 +35,7 @@ class ObjectiveConfig:
 
     @property
     def summary(self) -> str:
-        """In a few words, for one line of output."""
+        """The objective in a few words, for one line of output."""
         return f"objective {self.name}"
 
     @property
@@ -68,7 +68,7 @@ class ObjectiveConfig:
 
     @property
     def masking(self) -> str | None:
-        """The choice of the predicted tokens; None: no masking."""
+        """Name of the masking, which chooses the predicted tokens; None: no masking."""
         return None
 
     @property
@@ -92,7 +92,7 @@ class ObjectiveConfig:
         return None
 
     def has_shorter_sequences(self, max_tokens: int) -> bool:
-        """Return True if no sequence exceeds this number of tokens, though its document, of several, may."""
+        """Return True if no sequence exceeds this number of tokens, even if a document of several sequences does."""
         return self.sequence_tokens is not None and self.sequence_tokens <= max_tokens
 
     @property
@@ -141,7 +141,7 @@ class ObjectiveConfig:
 
     @property
     def max_predicted_share(self) -> float:
-        """The largest such share of a sequence, at any moment of a phase."""
+        """The largest share of a sequence that is predicted, at any moment of a phase."""
         return self.predicted_share
 
     order: ClassVar[Order] = "all"
@@ -155,7 +155,7 @@ class ObjectiveConfig:
 
     @property
     def query_share(self) -> float:
-        """Query tokens, see `Given` of batch.py, for each token of text: in a given order, one for each predicted."""
+        """Query tokens (see `Given` of batch.py) per token of text; in a given order, one per predicted token."""
         return self.predicted_share if self.order == "given" else 0.0
 
     @property
@@ -246,7 +246,7 @@ else:
 
 
 def maskings(*, takes_special: bool = False, whole_words: bool | None = None) -> str:
-    """Return the names of the maskings with these facts, for a remedy; None: either."""
+    """Return the names of the maskings with these properties, for a remedy; whole_words=None: with either."""
     found = [name for name, each in MASKINGS.items()
              if each.takes_special == takes_special and whole_words in (None, each.whole_words)]  # fmt: skip
     return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))

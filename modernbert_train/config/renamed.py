@@ -1,4 +1,4 @@
-"""Old keys, so that an old file gets an answer: renamed ones as old -> new, where `*` is any name, and removed ones.
+"""Old keys, for messages about old files: renamed ones as old -> new, where `*` is any name, and removed ones.
 
 docs/config.md lists the renamed keys. A row stays as long as files with the old key may exist.
 """

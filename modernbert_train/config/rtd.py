@@ -21,7 +21,7 @@ class ReplacedTokensConfig(MaskedLmConfig):
     """
 
     name: str = "rtd"
-    masking: MaskingName = "exact"  # choice of the replaced tokens, of single tokens of text: exact or bernoulli
+    masking: MaskingName = "exact"  # how to choose the replaced tokens, single tokens of text: exact or bernoulli
     words: Literal["tokenizer"] = "tokenizer"  # whole words are not replaced
     # share of the text that the generator predicts and replaces; ELECTRA: 0.15, large 0.25
     mask_rate: float = knob(0.15, above=0, high=1, why="as a share of the tokens; ELECTRA used 0.15", phased=True)
@@ -35,9 +35,9 @@ class ReplacedTokensConfig(MaskedLmConfig):
     # tables of tokens and positions, which the detection does not train, plus a difference, which it trains
     # (DeBERTaV3). none: no weights
     sharing: Literal["none", "embeddings", "gdes"] = "embeddings"
-    # layers of the generator over the model's. None: 1, with gdes 0.5
+    # layers of the generator as a share of the model's. None: 1, with gdes 0.5
     generator_depth: float | None = knob(None, above=0)
-    # its width over the model's, in whole heads. None: a third (ELECTRA-base; small and large: a quarter), with gdes 1
+    # its width as a share of the model's, in whole heads. None: 1/3 (ELECTRA-base; small and large: 1/4), with gdes 1
     generator_width: float | None = knob(None, above=0)
     # gives the model a masked-LM head too, so that phases may train it by mlm, causal or permutation. Such phases do
     # not train generator and detection; phases of rtd do not train that head

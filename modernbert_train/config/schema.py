@@ -33,7 +33,7 @@ from modernbert_train.config.gemma import GemmaConfig as GemmaConfig
 from modernbert_train.config.knob import facts_of, knob, rate_knob
 from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.config.llama import LlamaConfig as LlamaConfig
-from modernbert_train.config.model import ModelConfig as ModelConfig  # importers of the schema take all of it here
+from modernbert_train.config.model import ModelConfig as ModelConfig  # re-exported
 from modernbert_train.config.model import ModernBertConfig as ModernBertConfig
 from modernbert_train.config.neobert import NeoBertConfig as NeoBertConfig
 from modernbert_train.config.objective import CausalLmConfig as CausalLmConfig
@@ -94,10 +94,10 @@ class DataConfig:
     tokenizer: str = knob(restart=True, local=True)
     packing_window: int = knob(
         128, above=0, high=1 << 20
-    )  # chunks of text that wait for a row that they fill well; more pack tighter
+    )  # chunks of text that wait for a row with a good fit; more pack tighter
     max_wait_rows: int = knob(
         2048, above=0, high=1 << 20
-    )  # a chunk waits for at most this many rows plus packing_window
+    )  # a chunk waits for at most this many rows, plus packing_window
     shuffle_block_shards: int = knob(
         16, above=0, high=1 << 20
     )  # documents are shuffled within blocks of this many shuffled shards
@@ -182,7 +182,7 @@ class ComputeConfig:
     # Inductor also searches for the launch options of each kernel that it generates (coordinate descent), on GPUs.
     # Steps may be faster; the first start on a machine takes minutes longer. Unmeasured on a GPU. Needs compute.compile
     search: bool = knob(False, restart=True)
-    # threads of torch on a CPU; None: OMP_NUM_THREADS, otherwise as many as torch takes
+    # threads of torch on a CPU; None: OMP_NUM_THREADS, otherwise torch's default
     threads: int | None = knob(None, above=0, high=1 << 12, restart=True, why="since no machine has more cores")
     activation_checkpointing: bool = knob(False, restart=True)  # recompute each layer in the backward pass
     # GPUs add in a fixed order, so a resumed run equals an uninterrupted one to the bit, as on CPUs. It is slower, see
@@ -295,9 +295,9 @@ class MuonConfig(StableAdamWConfig):
     scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     # decay an entry of a matrix only where the update moves it towards zero too (arXiv 2510.12402)
     cautious_decay: bool = False
-    # learning rate of embeddings, norms and biases over the matrices'
+    # learning rate of embeddings, norms and biases, relative to the matrices'
     adam_lr_ratio: float = knob(1.0, above=0, why="where 1 is the matrices' own rate")
-    # decay of embeddings over the matrices'
+    # decay of embeddings, relative to the matrices'
     adam_decay_ratio: float = knob(1.0, low=0, why="where 0 leaves embeddings undecayed")
 
     max_usual_lr = MAX_ADAM_LR * 5  # since an update's RMS is 0.2
@@ -328,7 +328,7 @@ class ScheduleConfig:
     plateau: Literal["constant", "inverse_sqrt"] = "constant"  # inverse_sqrt: falls as sqrt(warmup_tokens / tokens)
     decay_tokens: int = knob(0, low=0)  # length of the decay at the end of the phase; 0: no decay
     decay: Literal["one_minus_sqrt", "linear", "cosine"] = "one_minus_sqrt"
-    final_lr_ratio: float = knob(0.0, low=0, high=1)  # learning rate at the end of the decay over the phase's peak
+    final_lr_ratio: float = knob(0.0, low=0, high=1)  # learning rate after the decay, relative to the phase's peak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -355,7 +355,7 @@ class PhaseConfig:
     # tokens, padding included, in one forward pass on one rank; None: on a GPU the largest that fits as `plan`
     # predicts, halved if the first steps still run out of memory, and on a CPU one row
     microbatch_tokens: int | None = knob(None, above=0, restart=True)
-    lr_ratio: float = knob(1.0, above=0)  # peak learning rate of the phase over optim.lr
+    lr_ratio: float = knob(1.0, above=0)  # peak learning rate of the phase, relative to optim.lr
     model: dict[str, Any] = knob(factory=dict, overrides=True)
     objective: dict[str, Any] = knob(factory=dict, overrides=True)
     optim: dict[str, Any] = knob(factory=dict, overrides=True)
@@ -422,7 +422,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When the state of the run is saved, besides the end of each phase, and how many checkpoints are kept."""
+    """Intervals of checkpoints, besides those at the end of each phase, and how many are kept."""
 
     # interval in time; None: only by steps
     interval_seconds: float | None = knob(900.0, above=0)
@@ -514,7 +514,7 @@ class RunConfig:
     # other evaluations during training, by names of your choice; see docs/watching.md
     evals: dict[str, EvaluatorConfig] = knob(factory=dict, restart=True)
     checkpoint: CheckpointConfig = knob(factory=CheckpointConfig, restart=True)
-    # not part of the result: every skip and rollback is recorded
+    # every skip and rollback is recorded
     stability: StabilityConfig = knob(factory=StabilityConfig, restart=True)
     distributed: DistributedConfig = knob(factory=DistributedConfig, restart=True)
     launch: LaunchConfig = knob(factory=LaunchConfig, restart=True, local=True)

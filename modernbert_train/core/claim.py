@@ -1,4 +1,4 @@
-"""Refuse a folder that was made with other settings: one form for a changed key, one text for the refusal."""
+"""Refuse a folder made with other settings: list its changed keys, and give one message for all callers."""
 
 from __future__ import annotations
 

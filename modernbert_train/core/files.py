@@ -35,12 +35,12 @@ def reason_of(error: Exception) -> str:
     return f"{'' if says_all else f'{type(error).__name__}: '}{getattr(error, 'strerror', None) or error}"
 
 
-PACKED = (".gz", ".bz2", ".xz", ".zst", ".zstd")  # compressed files, by the end of their names
-TABLE_ENDS = (".jsonl", ".tsv", ".csv", ".parquet")  # of tables of texts with labels
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zstd")  # extensions of compressed files
+TABLE_ENDS = (".jsonl", ".tsv", ".csv", ".parquet")  # extensions of labelled tables
 
 
 def ending(path: Path) -> str:
-    """Return the end of a file's name that tells its format: .jsonl of a.jsonl.zst."""
+    """Return the extension that names a file's format, without compression: .jsonl for a.jsonl.zst."""
     return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
 
 
@@ -210,7 +210,7 @@ def _whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Append a line to a file that several processes append to, synced to disk; never a part of a line.
+    """Append one line to a file shared by several processes, always as a whole, and sync it to disk.
 
     If a crash left a partial line, it is ended first, so that the new line is readable.
 

@@ -1,4 +1,4 @@
-"""Find where this package is installed: a checkout, or a wheel, which brings recipes and two libraries with it."""
+"""Find where this package is installed: a checkout, or a wheel, which also contains the recipes and two libraries."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def library_version(name: str) -> str:
 
 
 def bundled_versions() -> dict[str, str]:
-    """Return the releases that a wheel bundles, by package; empty in a checkout."""
+    """Return the versions of the packages that a wheel bundles, by name; empty in a checkout."""
     file = BUNDLED / "versions.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 

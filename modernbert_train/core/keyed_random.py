@@ -59,6 +59,6 @@ def permutation(size: int, key: int) -> NDArray[np.int64]:
     draws = hash64(np.asarray(np.uint64(key)), np.arange(size, dtype=np.uint64))
     order = np.argsort(draws)
     ranked = draws[order]
-    if (ranked[1:] == ranked[:-1]).any():  # break ties by position; they occur once in a thousand lifetimes
+    if (ranked[1:] == ranked[:-1]).any():  # break ties by position; 64-bit draws almost never tie
         return np.argsort(draws, kind="stable")
     return order

@@ -20,7 +20,7 @@ def require_own_files(folder: Path, kind: type[RunError] = DataError) -> None:
     """Refuse a folder with a symlink to outside, a pipe or a device in it; subfolders are not checked.
 
     The hub's cache, where the files of snapshots/REVISION are links into the neighbouring blobs/, counts as one folder.
-    A missing folder is left to its reader.
+    The reader of a missing folder reports it.
 
     Raises:
         RunError: of this kind; names the link and its target.
@@ -54,7 +54,7 @@ def require_own_file(path: Path, folder: Path) -> None:
 
 
 def special_kind(path: Path, is_link: bool, folder: Path) -> str | None:
-    """Say what keeps a file of a folder from being opened: a link to outside, a pipe or device; None of any other."""
+    """Return why a file of a folder must not be opened: a link to outside, a pipe or a device; None if it may be."""
     if is_link:
         target = path.resolve()
         if not _is_below(target, [*_homes(folder), *_homes(path.parent)]):
@@ -73,7 +73,7 @@ def _homes(folder: Path) -> list[Path]:
 
 
 def _is_endless(path: Path) -> bool:
-    """Return True if reading might never end; a missing file is left to its reader."""
+    """Return True if reading might never end; the reader of a missing file reports it."""
     with suppress(OSError):
         mode = path.stat().st_mode
         return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)

@@ -1,6 +1,6 @@
 """Cache the result of reading a file while the file is unchanged.
 
-The lengths of a large corpus are gigabytes, and several rooms compare them with the card. Each process reads once.
+The lengths of a large corpus take gigabytes, and several packages compare them with the card. Each process reads once.
 Within a process a file counts as unchanged while its size, times and inode are the same; a file written just now is not
 cached, because its next change could have the same time.
 """

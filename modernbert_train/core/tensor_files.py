@@ -34,7 +34,7 @@ _KINDS = {
 }
 _CHUNK_BYTES = 1 << 22  # hashed, checked and written at a time; a multiple of 8, so no number is cut
 _SYNC_BYTES = 1 << 28  # written between syncs to disk
-Slice = tuple[int, int]  # of a tensor's rows: the first row, and the number of rows of the whole tensor
+Slice = tuple[int, int]  # a range of a tensor's rows: its first row, and the rows of the whole tensor
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:

@@ -19,7 +19,7 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(word: str, names: Iterable[str], prefix: str = "", *, likeness: float = 0.5) -> str:
-    """Return a sentence, with a space before it, that names the word's nearest; empty if none is near enough."""
+    """Return " Did you mean NAME?" for the most similar name; empty if none is similar enough."""
     near = difflib.get_close_matches(word, [*names], n=1, cutoff=likeness)
     return f" Did you mean {prefix}{near[0]}?" if near else ""
 
@@ -73,7 +73,7 @@ def whole(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """Format with three digits, for norms, which span decades, and for ticks."""
+    """Format with three significant digits, for norms, which span decades, and for axis ticks."""
     return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 1e3 else rate(value)
 
 

@@ -1,4 +1,4 @@
-"""Private parts of torch's process groups, data loader and DDP, all that this package uses.
+"""All private APIs of torch's process groups, data loader and DDP that this package uses.
 
 Private operators (`torch._foreach_...`, `torch.ops.aten._...`) and settings of compilation are in the files that use
 them.
@@ -64,7 +64,7 @@ class FixedBuckets(DistributedDataParallel):
 def exit_barrier(replacement: Callable[[], None]) -> Iterator[None]:
     """Let torch's agent call a replacement where it would wait for the other machines after its own ranks have ended.
 
-    It waits 300 s without a message, and no setting changes that.
+    The agent waits 300 s without a message, and no setting changes that.
     """
     from torch.distributed.launcher import api  # needed in launchers only, not in ranks
 

@@ -29,7 +29,7 @@ def load_lengths(path: Path, remedy: str) -> NDArray[Any]:
     """Return lengths.npy, the tokens of each document. Raises DataError as `load_array`, and for a wrong shape."""
     lengths = load_array(path, remedy)
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
-        raise DataError(f"{path}: holds {lengths.dtype} of shape {lengths.shape}, and no line of lengths. {remedy}")
+        raise DataError(f"{path}: holds {lengths.dtype} of shape {lengths.shape}, not a row of lengths. {remedy}")
     return lengths
 
 
@@ -41,7 +41,7 @@ def held_out_lengths(
     Args:
         lengths: tokens of each document.
         max_tokens: eval.max_tokens; None reads all.
-        whole: leave out the document that crosses the limit, since its labels are of all of it; False cuts it.
+        whole: leave out the document that crosses the limit, since labels belong to whole documents; False cuts it.
         key: the configuration key that names the text, for the message.
 
     Raises:

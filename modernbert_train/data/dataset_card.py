@@ -60,7 +60,7 @@ class DatasetCard:
         lengths_xxh3: 128-bit hash of the bytes of lengths.npy, at an eighth of the cost of SHA-256; see `other_sha256`.
         sides: for documents that are a query, its positive and negatives, the largest number of texts; None: documents
             are single texts.
-        longest: for such documents the longest, in tokens with special ones, which must fit a row.
+        longest: for such documents the length of the longest, in tokens with special ones; it must fit a row.
         prompts: for such documents the text put before each text, by `query` and `document`.
         text_lengths: for such documents the tokens of single texts, special ones included, in ascending order; an even
             sample if there are many. None in folders that an older version wrote.

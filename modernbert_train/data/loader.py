@@ -74,7 +74,7 @@ def _divide(joined: Tensor, sizes: list[tuple[list[int], Batch]], plan: BatchPla
 
 
 class PackedLoader:
-    """The batches of one rank, endless up to the run's last token, exactly resumable.
+    """The batches of one rank, epoch after epoch up to the run's last token; exactly resumable.
 
     Args:
         planner: decides the global batches; every rank has an equal one.

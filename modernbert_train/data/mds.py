@@ -138,7 +138,7 @@ class TokenShards:
 
     def _require_sound(self, shard: int, at: int, tokens: object) -> None:
         if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-            raise self._broken(shard, f"document {at} is no line of token ids")
+            raise self._broken(shard, f"document {at} is not a row of token ids")
         length = self.lengths[int(self._first[shard]) + at]
         if len(tokens) != length:
             raise self._broken(shard, f"document {at} has {len(tokens)} tokens, lengths.npy says {length}")

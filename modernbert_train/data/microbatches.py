@@ -91,7 +91,7 @@ class MicrobatchMaker:
                 chunks.append(chunk)
                 at = end + closing
                 ends.append(at)
-            if at < (end_of_row := (number + 1) * row_tokens):  # the tail: sequences that are no longer than others
+            if at < (end_of_row := (number + 1) * row_tokens):  # pad the tail with sequences no longer than the others
                 ends += [*range(at + longest, end_of_row, longest), end_of_row]
         lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
         packed_text = PackedText(

@@ -73,7 +73,7 @@ class TokenStreams:
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Tokens of each document. With several streams copied to memory, 4 bytes a document."""
+        """Tokens of each document; for several streams a copy in memory, 4 bytes a document."""
         lengths = [stream.shards.lengths for stream in self._streams]
         return lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
 

@@ -50,7 +50,7 @@ def _highest(bits: Ints, max_need: int, words: int) -> int:
     if max_need < 0:
         return -1
     word = max_need >> 6
-    # the bits up to `most`; for bit 63 the shift overflows to 0, and 0 - 1 has all of them
+    # the bits up to `max_need`; for bit 63 the shift overflows to 0, and 0 - 1 has all bits set
     found = bits[words + word] & ((2 << (max_need & 63)) - 1)
     if found == 0:
         above = word >> 6
@@ -89,7 +89,7 @@ def wait(chunk: Ints, born: int, state: Ints, waiting: Ints, by_need: Ints, bits
     else:
         waiting[slot, OLDER] = last
         by_need[need, OLDEST] = slot
-        # the first of its need: mark it, and its word in the summary, of which a word lets `_highest` skip 4,096 needs
+        # the first of its need: set its bit, and its word's in the summary, where a word lets `_highest` skip 4,096
         bits[words + word] |= 1 << (need & 63)
         bits[word >> 6] |= 1 << (word & 63)
     by_need[need, YOUNGEST] = slot

@@ -3,7 +3,7 @@
 A small window of chunks waits. Each row starts with the chunk that has waited longest, is filled in order of arrival
 while much room is left, and is finished with the one or two waiting chunks that leave the least room. This last choice
 makes rows full: best fit, which must assign a row to each chunk on arrival, leaves 6 % of a row of 1,024 empty for
-documents of about a third of it, and this 0.3 % (benchmarks/RESULTS.md).
+documents of about a third of it; this leaves 0.3 % (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations

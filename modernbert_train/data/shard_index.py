@@ -20,7 +20,7 @@ from modernbert_train.core.read_once import read_once
 from modernbert_train.errors import DataError
 
 REMEDY = "Restore it from a copy, or prepare the data again with `prepare --overwrite`."
-MAX_BYTES = 1 << 29  # 700 bytes for a shard
+MAX_BYTES = 1 << 29  # a shard takes about 700
 _NO_FILES = frozenset(("", ".", ".."))
 
 

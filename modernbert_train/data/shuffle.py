@@ -1,4 +1,4 @@
-"""The order of an epoch: shards shuffled, then everything within blocks of a few shards, keyed and stateless.
+"""The order of an epoch: shuffled shards, then shuffled chunks within blocks of a few shards; keyed and stateless.
 
 Within a block, chunks of documents are shuffled rather than documents, which would let a long document fill batch
 after batch. A reader holds one block of shards at a time, and any position of any epoch is found in the time it takes

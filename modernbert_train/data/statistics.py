@@ -1,7 +1,7 @@
 """Statistics of a run's data: lengths of documents, licences and other fields, documents dropped by source.
 
-A start records them in the run's folder, because the page of a run is drawn where the folder is. No shard is read here;
-the lengths of a large dataset were counted when it was prepared.
+A start records them in the run's folder, because a report is drawn from that folder alone. No shard is read here; the
+lengths of a large dataset were counted when it was prepared.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ DATA = "data.json"  # in a run's folder
 _EDGES = [1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536]  # tokens; the last bin is open
 _COUNTED_AT_ONCE = 1 << 22  # documents
 _COUNTED_HERE = 10_000_000  # documents: counting the lengths of more takes longer than a second
-_VALUES = 12  # of a field
-_STREAMS = 50  # of a run: the first ones
+_VALUES = 12  # listed for a field
+_STREAMS = 50  # recorded for a run: the first ones
 
 Bin = TypedDict("Bin", {"from": Count, "to": Count, "documents": Count, "tokens": Count})  # [from, to) in tokens
 

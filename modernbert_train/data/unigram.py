@@ -36,7 +36,7 @@ class TokenCounts:
         counts = load_array(self.path, "Prepare the data again.")
         sound = isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu"
         if not sound or len(counts) > vocab_size or (counts.min(initial=0) < 0) or int(counts.sum()) != self.tokens:
-            found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "no line of whole numbers"
+            found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "not a row of whole numbers"
             raise DataError(
                 f"{self.path}: holds {found}; the card next to it says {self.tokens:,} tokens, model.vocab_size is "
                 f"{vocab_size:,}. Restore it from a copy, or prepare the data again."

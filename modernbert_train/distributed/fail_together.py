@@ -118,7 +118,7 @@ class _Watch:
         threading.Thread(target=self._look_besides, daemon=True).start()
 
     def stop(self, *, in_order: bool) -> None:
-        """End the watch; a rank that ends in order is not reported by ranks that take longer."""
+        """Stop watching; if this rank ends in order, slower ranks do not report it as lost."""
         if in_order and not self._over.is_set():
             with suppress(RuntimeError):  # the store has ended, and so have the others
                 self._heartbeat.beat(left=True)
@@ -181,8 +181,7 @@ class _Watch:
         """Watchdog that works when the store does not answer: checks the store, the launcher, and this process.
 
         Only for launchers other than ours: with launch/run.py a rank dies with its launcher, see orphans.py. Time
-            counts
-        only while this process runs: after a freeze of this process, the store gets its time to answer.
+        counts only while this process runs: after a freeze of this process, the store gets its time to answer.
         """
         heard, waited, last = 0, 0.0, time.monotonic()
         while not self._over.wait(_LOOK_SECONDS):
@@ -283,7 +282,7 @@ def _says(error: BaseException, *words: str) -> bool:
 
 
 def _may_be_of_network(error: Exception) -> bool:
-    """Return True if a lost rank may have caused an error, so that it is worth asking."""
+    """Return True if a lost rank may have caused an error, so that the heartbeats should be checked."""
     if isinstance(error, RunError):  # its text already names the cause
         return False
     if _is_between_ranks(error) or any(isinstance(cause, OSError | EOFError) for cause in _causes(error)):

@@ -1,4 +1,4 @@
-"""The GPUs that a machine shows, and whether this process computes on one.
+"""Find the visible GPUs of this machine, and decide whether this process computes on one.
 
 Torch is imported only where it is needed: the launcher counts GPUs without it.
 """

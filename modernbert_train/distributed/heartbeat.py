@@ -38,8 +38,8 @@ _patience = 0.0
 def post_heartbeat(activity: str) -> None:
     """Record that this rank begins an activity; all ranks have the same activities in the same order.
 
-    Places are the events of a step, and each call in which the host waits for other ranks. With NCCL the host would
-    wait there without an error; a hanging rank is the one that has begun fewer of them.
+    Activities are the events of a step, and each call in which the host waits for other ranks. With NCCL the host would
+    wait there without an error; the hanging rank is the one that has begun the fewest.
     """
     global _activity
     _activity = (_activity[0] + 1, activity)
@@ -52,7 +52,7 @@ def set_timeout(seconds: float) -> None:
 
 
 def silence_limit(timeout_seconds: float) -> float:
-    """Return how long a rank may be silent: less than a collective's timeout, since its beat never waits for one."""
+    """Return how long a rank may be silent: less than a collective's timeout, since heartbeats never wait for one."""
     return min(SILENCE_SECONDS, timeout_seconds)
 
 
@@ -80,7 +80,7 @@ class Beat(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Attributes: the rank, its machine, the message about it, and whether the machine may be at fault."""
+    """The rank at fault: its number, its machine, the message about it, and whether the machine may be the cause."""
 
     rank: int
     host: str

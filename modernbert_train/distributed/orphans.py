@@ -1,4 +1,4 @@
-"""Processes that end with their parent, however it ends; Linux only."""
+"""End this process when its parent ends, for any reason; Linux only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Find out whether torch's rendezvous store listens at an address, before torch's client waits there without a timeout.
 
 torch's client sends its greeting and waits for an answer, even from a port of another program. So the greeting is sent
-here
-first, with a timeout. This is the start of torch's own protocol: a validation number, then a ping that the store
+here first, with a timeout. This is the start of torch's own protocol: a validation number, then a ping that the store
 returns (torch/csrc/distributed/c10d/TCPStoreBackend.hpp).
 """
 

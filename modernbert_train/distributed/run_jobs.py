@@ -50,7 +50,7 @@ class Job:
 
 
 class Failure(NamedTuple):
-    """A run, or another part of a table, that did not end well.
+    """A failed run, or another part of a table that failed.
 
     Attributes:
         exit_code: of its process; negative: the number of the signal that killed it.
@@ -215,7 +215,7 @@ def raise_failures(
         failed: by name.
         out: folder of the runs, named after a stop.
         stopped: True after a stop.
-        counted: the number of failures in words; None: as runs.
+        counted: the failures in words, such as "2 parts"; None: counted as runs.
         remedy: how to repeat them.
 
     Raises:

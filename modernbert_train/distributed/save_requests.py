@@ -22,8 +22,8 @@ ONE_REQUEST_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class SaveRequest:
-    """Attributes: stop the run after a checkpoint; write one because the last one is too old; the background write of
-    the last one has failed."""
+    """Requests of a rank, or of all: stop the run after a checkpoint; write one, because the last one is too old; raise
+    the error of the background write, which has failed."""
 
     stop: bool = False
     overdue: bool = False

@@ -1,4 +1,4 @@
-"""Which GPU each rank computes on, and ranks that share one on request.
+"""Assign a GPU to each rank, and let ranks share one if that is configured.
 
 NCCL refuses two ranks on a GPU of one host. `NCCL_HOSTID` sets the host name of a rank, so ranks with different names
 may share a GPU and communicate over the network; since NCCL 2.30 `NCCL_MULTI_RANK_GPU_ENABLE=1` allows it as well.

@@ -1,4 +1,4 @@
-"""Classifiers of embeddings. They run in fp64 on the CPU and start from zero, so figures are reproducible.
+"""Classifiers on embeddings. They run in fp64 on the CPU and start from zero, so figures are reproducible.
 
 Targets are a 1 for the class of a text, or a 0 or 1 for each class, or a score; outputs are logits, or a score.
 
@@ -34,7 +34,7 @@ def linear(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link)
         outputs_NC.
     """
     mean_D, deviation_D = learned_LD.mean(dim=0), learned_LD.std(dim=0, correction=0)
-    varies_D = deviation_D > 1e-9 * mean_D.abs()  # more than a mean is rounded by
+    varies_D = deviation_D > 1e-9 * mean_D.abs()  # above the rounding error of a mean
     deviation_D = torch.where(varies_D, deviation_D, 1.0)
     input_LD = (learned_LD - mean_D) / deviation_D
     weight_CD = torch.zeros(targets_LC.shape[1], input_LD.shape[1], dtype=input_LD.dtype, requires_grad=True)
@@ -51,7 +51,7 @@ def linear(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link)
             outputs_LC = input_LD @ weight_CD.T + bias_C
             if link == "softmax":
                 fit = F.cross_entropy(outputs_LC, targets_LC.argmax(dim=1))
-            else:  # a regression for each class
+            else:  # one regression for each class
                 fit = F.binary_cross_entropy_with_logits(outputs_LC, targets_LC, reduction="sum") / len(input_LD)
             found = fit + weight_CD.square().sum() / (2 * len(input_LD))
             found.backward()
@@ -70,7 +70,7 @@ def nearest(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link
 
 
 def majority(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link) -> Tensor:
-    """Predict always the most frequent class, the first of ties. Arguments as `linear`."""
+    """Always predict the most frequent class, the first of ties. Arguments as `linear`."""
     return (targets_LC.mean(dim=0) - _BETWEEN[link]).expand(len(texts_ND), -1)
 
 

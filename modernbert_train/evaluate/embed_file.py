@@ -22,7 +22,7 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.loaded import load_model
 from modernbert_train.report.counting import Counting
 
-_MAX_TEXTS, _MAX_CHARACTERS = 8192, 1 << 20  # in memory at a time, about
+_MAX_TEXTS, _MAX_CHARACTERS = 8192, 1 << 20  # in memory at a time, approximately
 _ENDS = (".txt", *ENDS)
 Write = Callable[[NDArray[Any]], object]
 
@@ -54,7 +54,7 @@ def embed_file(
     Raises:
         ConfigError: `out` cannot be written, a file has another ending, or this machine lacks bf16.
         DataError: a text is empty or none; names its line. Or there is no such model.
-        StorageError: the disk refuses the vectors; nothing is left of them.
+        StorageError: the disk refuses the vectors; no partial file remains.
     """
     if ending(texts) not in _ENDS:
         raise ConfigError(f"{texts}: unknown file extension. Give a file that ends in {_ends(_ENDS)}.")

@@ -74,7 +74,7 @@ def embed(
             for first, end in batch.targets[_SPANS].tolist():
                 embeddings_ND[next(numbers)] = hidden_TD[first:end].mean(dim=0)
     model.train(was_training)
-    sum_over_ranks(embeddings_ND)  # of the other ranks' texts each has zeros: nothing is rounded
+    sum_over_ranks(embeddings_ND)  # each rank has zeros for the others' texts, so the sums are exact
     return embeddings_ND.cpu()
 
 
@@ -168,7 +168,7 @@ def plan_rows(lengths: Iterable[int], phase: PhaseConfig, objective: ObjectiveCo
 
 
 class _Texts:
-    """Texts where the maker of microbatches asks for documents; nothing of them is masked."""
+    """Texts with the interface of `Documents`, for the microbatch maker; none of them is masked."""
 
     def __init__(self, texts: Sequence[NDArray[np.int32]]) -> None:
         self._texts = texts
@@ -211,5 +211,5 @@ def entered(model: OnEncoder, method: str) -> Iterator[OnEncoder]:
     try:
         yield model
     finally:
-        delattr(model, method)  # the model's own again
-        model.reshard()  # without a backward pass what lies outside the layers stays gathered
+        delattr(model, method)  # restore the model's own method
+        model.reshard()  # without a backward pass, weights outside the layers stay gathered

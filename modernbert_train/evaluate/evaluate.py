@@ -53,7 +53,7 @@ def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> 
     check_same_tokenizer(source, config.data.tokenizer, str(chosen.folder))
     for each in differences(chosen.state.data, data_fingerprint(facts)):
         if each.is_teacher:
-            continue  # no figure asks it
+            continue  # no figure uses the teacher
         print(f"warning: other data than the run had when it was saved: {each}", file=sys.stderr)
     compute, now = Compute.of(config.compute), Clock.of(chosen.config).phase(chosen.state.phase)
     model = build_model(source.model, chosen.config.objective, config.compute)

@@ -40,7 +40,7 @@ class Evaluator(Protocol):
             compute: where the model is, and the precision to compute in.
 
         Returns:
-            Figures by name; `BASELINE` and `COUNT` begin some. A function of the weights and the configuration alone.
+            Figures by name, some with the prefix `BASELINE` or `COUNT`; a function of weights and configuration alone.
         """
 
 

@@ -24,7 +24,7 @@ _CHOICES = (("num_layers",), ("hidden_size", "num_heads"), ("intermediate_size",
 
 
 def describe_first(config: RunConfig) -> str:
-    """Return a table of losses: the named model; to shrink it, also with each choice alone, and with all of them.
+    """Return a table of losses: of the named model; for shrink_from, also with each choice alone, and with all.
 
     Args:
         config: of a run that begins with the weights of another model. The table measures its data.validation.

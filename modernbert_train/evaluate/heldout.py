@@ -56,7 +56,7 @@ class Evaluation:
     unigram_loss: float
     unigram_accuracy: float
     predicted: int
-    # by name: loss and accuracy of the other terms, and the model's other sums of every term, over the term's count
+    # by name: loss and accuracy of the other terms; and, for every term, the model's other sums divided by its count
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Evaluation:
 
 
 class Validation:
-    """The held-out documents in rows.
+    """The held-out documents, packed into rows, to measure models on.
 
     Args:
         settings: the run's section eval.
@@ -180,7 +180,7 @@ class Validation:
                 sums[name] += each
         model.train(was_training)
         if isinstance(model, FSDPModule):
-            model.reshard()  # without a backward pass what lies outside the layers stays gathered, on every rank
+            model.reshard()  # without a backward pass, weights outside the layers stay gathered, on every rank
         totals = sums_over_ranks([*sums.values()], [*counts.values()])
         counts = dict(zip(counts, map(round, totals[len(sums) :]), strict=True))
         found_sums = dict(zip(sums, totals, strict=False))
@@ -227,7 +227,7 @@ def _compared(
 
 
 def _terms(vectors_NV: Tensor, texts: Texts, own: slice) -> dict[str, Tensor]:
-    """Return the mean number of tokens with a weight in the vectors of queries and of documents, times own texts."""
+    """Return the mean numbers of nonzero entries in the vectors of queries and documents, times this rank's texts."""
     from modernbert_train.models.contrastive import QUERY
 
     terms_N, is_query_N = (vectors_NV > 0).sum(dim=1).double(), (texts.roles_N == QUERY).to(vectors_NV.device)

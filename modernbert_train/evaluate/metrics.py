@@ -45,7 +45,7 @@ def macro_f1(predicted_N: Tensor, labels_N: Tensor) -> float:
 
 
 def relation_f1(predicted_N: Tensor, labels_N: Tensor) -> float:
-    """F1 over the texts of all classes but the first, which means no relation; 0 without any."""
+    """Return F1 over the texts of all classes but the first, which means no relation; 0 without any."""
     right = int(((predicted_N == labels_N) & (labels_N > 0)).sum())
     return 2 * right / max(1, int((predicted_N > 0).sum() + (labels_N > 0).sum()))
 
@@ -63,7 +63,7 @@ def pearson(predicted_N: Tensor, scores_N: Tensor) -> float:
 
 
 def spearman(predicted_N: Tensor, scores_N: Tensor) -> float:
-    """Spearman's correlation of ranks, equal ones sharing theirs; NaN if all scores are equal."""
+    """Spearman's correlation of ranks, where ties share a rank; NaN if all scores are equal."""
     return _correlation(regression.spearman_corrcoef, predicted_N, scores_N)
 
 
@@ -73,7 +73,7 @@ def exact(predicted_NL: Tensor, labels_NL: Tensor) -> float:
 
 
 def micro_f1_of_many(predicted_NL: Tensor, labels_NL: Tensor) -> float:
-    """F1 of all classes of all texts together."""
+    """Return the F1 over all classes of all texts together."""
     return _f1_of_many(predicted_NL, labels_NL, "micro")
 
 
@@ -105,7 +105,7 @@ OF_SCORES: Mapping[str, Metric] = {"pearson": pearson, "spearman": spearman}
 
 
 def class_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[str]) -> dict[str, float]:
-    """Loss and metrics of one class each, with the accuracy of always predicting the most frequent one.
+    """Return loss and metrics of single-label classes, with the accuracy of always predicting the most frequent.
 
     Args:
         logits_NL: of each text or word.
@@ -122,7 +122,7 @@ def class_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[str
 
 
 def several_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[str]) -> dict[str, float]:
-    """Loss and metrics of any number of classes of each text.
+    """Return loss and metrics of multi-label classes.
 
     Args:
         logits_NL: of each text.
@@ -166,7 +166,7 @@ def span_loss(logits_T2: Tensor, spans: Sequence[NDArray[Any]], sizes: Sequence[
 
 
 def finite(logits: Tensor, figures: dict[str, float]) -> dict[str, float]:
-    """Figures, which are not numbers if any logit is not finite."""
+    """Return the figures, all NaN if any logit is not finite."""
     return figures if bool(logits.isfinite().all()) else dict.fromkeys(figures, float("nan"))
 
 
@@ -199,7 +199,7 @@ def spans(tags: Tags) -> list[Span]:
 
 
 def entity_figures(predicted: Sequence[Tags], labels: Sequence[Tags]) -> dict[str, float]:
-    """Precision, recall and F1 of exact spans with their types, over all texts; 0 without any."""
+    """Return precision, recall and F1 of exact spans with their types, over all texts; 0 without any."""
     pairs = [({*spans(mine)}, {*spans(theirs)}) for mine, theirs in zip(predicted, labels, strict=True)]
     right = sum(len(mine & theirs) for mine, theirs in pairs)
     precision = right / max(1, sum(len(mine) for mine, _ in pairs))

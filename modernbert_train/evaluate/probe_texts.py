@@ -1,4 +1,4 @@
-"""Texts of a probe, read and numbered by their kind, drawn, and divided into folds.
+"""Read the texts of a probe, number their labels, draw a sample, and divide it into folds.
 
 Works without torch, so `check` reports the same errors as `train`; keyed, so every start draws the same texts.
 """

@@ -45,8 +45,8 @@ class Samples:
     def watching(self, model: nn.Module, batch: Batch, row_tokens: int) -> Iterator[list[dict[str, Any]]]:
         """Yield a list that holds the texts once the model has been called with a microbatch.
 
-        Empty where no token of the text is predicted at its own place or the next: with classes, and with permutations,
-        whose predictions are of query tokens.
+        The list stays empty if no token is predicted at its own position or the one before: for classes, and for
+        permutations, which predict at query tokens.
 
         Args:
             model: any; samples show the predictions of the first call to one of its decoders, for the first
@@ -108,7 +108,7 @@ class Samples:
         return texts
 
     def _windows(self, batch: Batch, ids_T: Any, row_tokens: int) -> list[tuple[int, int]]:
-        """(first, last) tokens of the texts of the first row: the beginning of each, then the next part of each."""
+        """Return (start, end) of parts of the texts in the first row: the first part of each, then the next of each."""
         boundaries = batch.packed.cu_seqlens_S.numpy().astype(np.int64)
         texts = [
             (int(first), min(int(last), row_tokens))
@@ -124,7 +124,7 @@ class Samples:
 
 
 def _spread(places: list[int], causal: bool) -> list[int]:
-    """At most PLACES of them: the first, or of the next token ones that are far from each other."""
+    """Return at most PLACES of them: the first ones, or for next-token prediction evenly spread ones."""
     return places[:: -(-len(places) // PLACES) or 1] if causal else places[:PLACES]
 
 

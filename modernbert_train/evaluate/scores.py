@@ -39,7 +39,7 @@ from modernbert_train.models.classifier import Classifier
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
 
-_LINE_SECONDS = 60  # between two lines about texts that take longer
+_LINE_SECONDS = 60  # between two progress lines
 
 
 class Scores:
@@ -72,7 +72,7 @@ class Scores:
     def __call__(self, model: OnEncoder, now: Position, compute: Compute) -> dict[str, float]:
         """Return the loss and the configured metrics, with the accuracy of always predicting the most frequent class.
 
-        `num_texts` were predicted.
+        `num_texts` is the number of predicted texts.
         """
         logits, objective = self.logits(model, now, compute), now.objective
         labels = [self._labels[number] for number in range(len(self._lengths))]
@@ -115,7 +115,7 @@ class Scores:
                 logits_WL[place_W.to(compute.device)] = found_WL[: len(place_W)]
         model.train(was_training)
         if ranks > 1:
-            sum_over_ranks(logits_WL)  # of the other ranks' texts each has zeros: nothing is rounded
+            sum_over_ranks(logits_WL)  # each rank has zeros for the others' texts, so the sums are exact
         return logits_WL.cpu()
 
     def _num_predictions(self, number: int, objective: LabelledConfig) -> int:

@@ -189,7 +189,7 @@ def test_a_column_that_holds_no_token_ids(folder: Path) -> None:
     with MDSWriter(columns={"tokens": "ndarray:float32"}, out=str(folder), hashes=["xxh64"]) as writer:
         writer.write({"tokens": np.array([1.5, 2.5], np.float32)})
     np.save(folder / "lengths.npy", np.array([2], np.uint32))
-    assert refusal(folder).startswith("shard.00000.mds: document 0 is no line of token ids.")
+    assert refusal(folder).startswith("shard.00000.mds: document 0 is not a row of token ids.")
 
 
 def test_a_negative_token(folder: Path) -> None:

@@ -36,7 +36,7 @@ from modernbert_train.errors import RunError, StorageError
 
 VALID, WHOLE, DAMAGED, INCOMPLETE = "valid", "whole", "damaged", "incomplete"
 SET_ASIDE, ELSEWHERE = "set aside", "replica only"
-_LETTERS = 400  # of a problem
+_LETTERS = 400  # length limit of a problem's text
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Listed:
         tokens, phase: of the clock.
         bytes: of its local files.
         time: unix time at which it was written here.
-        ranks: that wrote it.
-        schema: of its files.
+        ranks: number of ranks that wrote it.
+        schema: version of its file format.
         in_replica: True if the replica has an identical copy; None without a replica, or if it was not read.
     """
 

@@ -2,7 +2,7 @@
 
 RUN/checkpoints/superseded/20261123-001500-back-to-step-00000500/   the newer checkpoints, and a copy of metrics.jsonl
 
-Newer checkpoints are set aside, not removed, the newest first: an interrupted restore leaves the run at a step between,
+Newer checkpoints are set aside, not removed, the newest first: after an interruption the run is at a step between,
 and the same command completes it. The next start drops the lines of later steps from the run's record, as at every
 resume. Newer copies in the replica are set aside too, or the next start would fetch them.
 """

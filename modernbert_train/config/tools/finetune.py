@@ -31,7 +31,7 @@ class FrozenConfig:
 
     lr: float = rate_knob(1e-3)
     weight_decay: float = knob(0.0, low=0, below=1, why=_SHRINKS)
-    epochs: float = knob(10.0, above=0)  # without the encoder's gradients about as long as three with them
+    epochs: float = knob(10.0, above=0)  # frozen, 10 take about as long as 3 of the whole encoder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ SAME = {
 }
 
 # Options of FlexBERT, the reference's model, that this encoder lacks. Its defaults are another architecture, so a key
-# that a run file lacks counts as its default. weights/composer_file.py reads the same table.
+# that a run file lacks counts as FlexBERT's default. weights/composer_file.py reads the same table.
 FIXED: dict[str, tuple[Any, Any]] = {  # key of model.model_config -> (required value, FlexBERT's default)
     "attention_layer": ("rope", "base"),
     "bert_layer": ("prenorm", "prenorm"),

@@ -34,14 +34,14 @@ class PairTextsConfig:
 
     query: str = "query"  # column of the queries, with dots into objects
     positive: str = "positive"  # column of the texts that answer them
-    negatives: list[str] = field(default_factory=list)  # columns of texts that do not, each a text or a list of texts
+    negatives: list[str] = field(default_factory=list)  # columns of texts that do not answer, each a text or a list
     # columns of a teacher's scores: first the positive's, then each negative's, equally many scores as texts
     scores: list[str] = field(default_factory=list)
-    score_range: list[float] = field(default_factory=list)  # lowest and highest score; they are stored as shares of it
-    max_negatives: int | None = None  # of a query; None: all columns
+    score_range: list[float] = field(default_factory=list)  # lowest and highest score; stored as shares of this range
+    max_negatives: int | None = None  # at most for each query; None: all
     query_prefix: str = ""  # put before each query, with its space
     document_prefix: str = ""  # put before each other text
-    query_prefix_column: str | None = None  # column of a prefix for each row, as an instruction; excludes the above
+    query_prefix_column: str | None = None  # column of a prefix per row, as an instruction; not with query_prefix
     document_prefix_column: str | None = None  # the same for the row's other texts
     max_tokens: int = knob(256, low=3)  # of a text, special tokens included; longer ones are truncated
     query_max_tokens: int | None = knob(None, low=3)  # of a query; None: max_tokens
@@ -62,14 +62,14 @@ class GivenTokenizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PairsConfig(DatasetConfig):
-    """Pairs of texts to one dataset of tokenised shards, for objective.name=contrastive."""
+    """Preparation of pairs of texts: one dataset of tokenised shards, for objective.name=contrastive."""
 
     sources: dict[str, PairSourceConfig] = field(default_factory=dict)  # read in this order; at least one
     pairs: PairTextsConfig = field(default_factory=PairTextsConfig)
     tokenizer: GivenTokenizerConfig = field(default_factory=GivenTokenizerConfig)
     # share of the queries, by hash of their text, that is held out; 0: none
     validation_share: float = knob(0.01, low=0, below=1)
-    max_characters: int = 1 << 22  # a row with a longer text is damaged
+    max_characters: int = 1 << 22  # a row with a longer text counts as damaged
     on_error: Literal["skip", "stop"] = "stop"  # damaged rows: drop and count, or stop at the first
 
     home = "data_prep.pairs"

@@ -11,7 +11,7 @@ import codecs
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from dataclasses import field as field_  # where a key is called so
+from dataclasses import field as field_  # for classes with a key `field`
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,7 +27,8 @@ ALTERING_FILTERS = ("C4QualityFilter",)  # change the text of documents
 MAX_FIELDS = 10
 MAX_STREAMS = 100
 REST = "rest"  # the stream of documents that belong to no other
-_LATER_KEYS = ("encoding", "fields", "fixed_fields", "delimiter", "words_field", "part_letters", "strip")  # of sources
+# keys of a source that the first versions lacked
+_LATER_KEYS = ("encoding", "fields", "fixed_fields", "delimiter", "words_field", "part_letters", "strip")
 _STREAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 
 
@@ -155,7 +156,7 @@ class DatasetConfig:
     out: str = MISSING  # folder of the dataset; it exists only once complete
     sources: Mapping[str, RowSourceConfig] = field(default_factory=dict)
     validation_share: float = 0.0
-    max_characters: int = 5_000_000  # longer ones are damage: tokenising takes about 200 bytes of memory a character
+    max_characters: int = 5_000_000  # longer ones are damaged: tokenising takes about 200 bytes of memory a character
     on_error: Literal["skip", "stop"] = "skip"
     # maximum share of a source's documents that may be damaged and dropped; more is an error, and so is a source
     # without any document left
@@ -199,12 +200,12 @@ class DatasetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareConfig(DatasetConfig):
-    """Text on disk to one dataset of tokenised shards."""
+    """Preparation of text on disk: one dataset of tokenised shards."""
 
     sources: dict[str, SourceConfig] = field(default_factory=dict)  # read in this order; at least one
     filters: dict[str, FilterConfig] = field(default_factory=dict)  # applied in this order
-    duplicates: Literal["keep", "exact", "near"] = "exact"  # dropped: none, equal texts, near duplicates as well
-    near_duplicates: NearDuplicatesConfig = field(default_factory=NearDuplicatesConfig)  # how near, for `near`
+    duplicates: Literal["keep", "exact", "near"] = "exact"  # drop none, equal texts, or near duplicates too
+    near_duplicates: NearDuplicatesConfig = field(default_factory=NearDuplicatesConfig)  # parameters of duplicates=near
     # evaluation sets by name: documents that share overlap_words consecutive words with one are dropped
     decontaminate: dict[str, SourceConfig] = field(default_factory=dict)
     # fewer words find more overlaps, and more by chance; shorter texts are compared whole

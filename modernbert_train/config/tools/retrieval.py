@@ -23,15 +23,15 @@ class EncodeConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     beir_folder: str = "data/beir"  # folder of BEIR's public sets, by name; mteb downloads a missing one
     encode_batch: int = knob(32, low=1)  # texts encoded at the same time; changes only speed and memory
-    # over all tokens, or the first; sparse: a number for each token of the vocabulary, by the masked-LM head (SPLADE);
-    # None: mean. A folder of sentence-transformers defines its own, also of the next three
+    # mean over all tokens, or the first token; sparse: a number for each token of the vocabulary, by the masked-LM head
+    # (SPLADE); None: mean. A folder of sentence-transformers brings its own values of this and the next three keys
     pooling: Literal["cls", "mean", "sparse"] | None = None
     normalize: bool | None = None  # vectors of length 1; None: true
     query_prompt: str | None = None  # put before each query, with its space; None: no prompt
     document_prompt: str | None = None  # put before each document
     # longer texts are truncated, special tokens included; None: the longest text of the model's training
     max_tokens: int | None = knob(None, low=8)
-    query_max_tokens: int | None = knob(None, low=8)  # of queries, if lower
+    query_max_tokens: int | None = knob(None, low=8)  # limit of queries, if lower
 
     @property
     def seed(self) -> int | None:
@@ -80,7 +80,7 @@ class RetrievalConfig(EvaluateConfig):
     train: list[str] = MISSING
     query_column: str = "query"
     positive_column: str = "positive"  # a text that answers the query
-    negative_columns: list[str] = field(default_factory=list)  # hard negatives: texts that do not, one a column
+    negative_columns: list[str] = field(default_factory=list)  # of hard negatives: texts that do not answer it
     train_split: str = "train"  # for BEIR folders in `train`; each relevant document is a positive
     evaluate: dict[str, str] = field(default_factory=dict)  # BEIR folders to evaluate on, by names of your choice
     # mnrl: the query's positive against all other positives and negatives of the global batch, encoded in parts
@@ -89,12 +89,12 @@ class RetrievalConfig(EvaluateConfig):
     loss: Literal["mnrl", "cached_mnrl", "multi_vector"] = "mnrl"
     # texts encoded at the same time, on average; changes speed and memory only. None: 16,384 tokens of texts
     mini_batch: int | None = knob(None, low=1)
-    vector_width: int = knob(128, low=1)  # multi_vector: of a token, by a matrix trained with the encoder
+    vector_width: int = knob(128, low=1)  # multi_vector: width of a token's vector, by a trained matrix
     # factor of scores in the softmax: the inverse temperature; None: 20, and 1 for sparse vectors and for MaxSim, a sum
     # over the query's tokens
     scale: float | None = knob(None, above=0)
-    # pairs of a batch, on average: a batch has as many tokens as so many pairs. Equal texts are never negatives of each
-    # other
+    # pairs in a batch, on average: a batch has as many tokens as this many pairs. Equal texts are never negatives of
+    # each other
     batch_size: int = knob(64, low=2, why="since the negatives of a query are the other texts of its batch")
     epochs: float = knob(1.0, above=0)
     lr: float = rate_knob(5e-5)  # peak
@@ -116,22 +116,22 @@ class RetrievalConfig(EvaluateConfig):
 class MineConfig(EncodeConfig):
     """Hard negatives of pairs of texts: the texts of other pairs that a model finds nearest to a query.
 
-    They are found by sentence-transformers' `mine_hard_negatives`, whose arguments these are.
+    sentence-transformers' `mine_hard_negatives` finds them; most keys are its arguments.
     """
 
     out: str = MISSING  # the .jsonl that is written; `prepare` reads it
     query_column: str = "query"
     positive_column: str = "positive"  # a text that answers the query
-    train_split: str = "train"  # of BEIR folders, of which each relevant document is a positive
-    num_negatives: int = knob(5, low=1)  # of a pair, at most
-    range_min: int = knob(0, low=0)  # leave out so many of the nearest texts, which may be unlabelled positives
-    # negatives are among so many of the nearest; None: range_min and, with a limit below, ten times num_negatives
+    train_split: str = "train"  # split of BEIR folders; each relevant document is a positive
+    num_negatives: int = knob(5, low=1)  # at most for each pair
+    range_min: int = knob(0, low=0)  # leave out this many of the nearest texts, which may be unlabelled positives
+    # choose negatives among this many nearest texts; None: range_min and, with a limit below, ten times num_negatives
     range_max: int | None = knob(None, low=1)
-    max_score: float | None = None  # of a negative
+    max_score: float | None = None  # highest score of a negative
     min_score: float | None = None
-    absolute_margin: float | None = None  # by which a negative's score is below the positive's
+    absolute_margin: float | None = None  # least distance of a negative's score below the positive's
     relative_margin: float | None = None  # the same as a share of the positive's score, such as 0.05 (NV-Retriever)
-    sampling: Literal["top", "random"] = "top"  # which of the negatives left by the keys above
+    sampling: Literal["top", "random"] = "top"  # how to choose among the remaining negatives
     seed: int = knob(1618, low=0, below=2**32)  # of sampling=random
 
     @property

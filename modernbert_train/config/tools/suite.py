@@ -22,10 +22,10 @@ _MAX_CHOICES = 10_000  # runs of a task for each model and seed
 class SubmitConfig:
     """A file for a test server."""
 
-    split: str = MISSING  # without labels, of the task's data; SUBSET/SPLIT for another subset
+    split: str = MISSING  # unlabelled split of the task's data; SUBSET/SPLIT for another subset
     labels: list[str] = field(
         default_factory=list
-    )  # classes in the order of their numbers, which are written; []: names are
+    )  # classes in the order of their numbers, to write numbers; []: write names
     between: list[float] = field(default_factory=list)  # a score is clipped to these two bounds; []: not clipped
 
 
@@ -43,7 +43,7 @@ class SuiteTaskConfig:
     )  # keys of the task or the run, such as {data: glue/RTE, max_tokens: 128}
     # keys with values to try, such as {lr: [1e-5, 3e-5]}, in all combinations: the best on `choose_on` is used
     choices: dict[str, list[Any]] = field(default_factory=dict)
-    choose_on: str | None = None  # split; None: `split`
+    choose_on: str | None = None  # split that decides a choice; None: `split`
     choose_seeds: int | None = None  # number of seeds for the choice; None: all
     split: str | None = None  # split in the table; None: the mean of all that are measured
     metric: str | None = None  # None: the task's first; ndcg_at_10 for retrieval, main_score for mteb
@@ -78,7 +78,7 @@ class PublishedConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencyConfig:
-    """Speed of the models in reading text: forward passes by length, packed and padded."""
+    """Inference speed of the models: forward passes by text length, packed and padded."""
 
     lengths: list[int] = field(
         default_factory=lambda: [512, 8192]

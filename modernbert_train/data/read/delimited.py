@@ -1,4 +1,4 @@
-"""CSV, and TSV without quotes, cell by cell as text: 007 stays 007, and NA stays a word.
+"""Read CSV, and TSV without quotes, with every cell as text: 007 stays 007, and NA stays a word.
 
 Read with the standard library: pandas silently shifts the cells of a row with more cells than the header, and drops the
 rest. A file cannot be cut, because a cell may hold newlines.

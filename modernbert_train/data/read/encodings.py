@@ -48,7 +48,7 @@ _ALPHABETS = (
     "àçèéíïòóúüñ",  # Catalan
     "ëçéèôâ",  # Albanian
 )
-_SIGNS = "ªºµƒˆ"  # letters to Python
+_SIGNS = "ªºµƒˆ"  # signs that `isalpha` counts as letters
 _BETWEEN = re.compile(  # signs that western text does not have within words
     r"(?<=[^\W\d_])[^\w\s\x00-\x7f\u2018-\u201d\u2013\u2014\u2026\u2039\u203a«»·®\u2122\xad](?=[^\W\d_])"
     r"|(?<=[^\W\d_])[ªº¹²³](?=[^\W\d_])|(?<=[^\W\d_])[¿¡]"

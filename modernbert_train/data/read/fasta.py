@@ -93,7 +93,7 @@ class _Record:
 
 
 def _lines(content: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
-    """Yield lines with the bytes before them: a long one in pieces, of a long header the first."""
+    """Yield lines with their offsets; a long line in pieces, of a long header only the first piece."""
     while line := content.readline(BLOCK_BYTES):
         size = len(line)
         if offset == 0:

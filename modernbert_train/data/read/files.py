@@ -1,4 +1,4 @@
-"""Which files a folder or a pattern means, for every verb: hidden and special files are left out, and counted."""
+"""Find the files that a folder or a pattern names, for every verb; hidden and special files are skipped and counted."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idle_test", "
 _MAGIC = "*?[{"
 _BRACES = re.compile(r"\{([^{}]*)\}")
 NO_END, HIDDEN = "without an ending", "hidden"
-# end of a name -> kind of the table
+# file extension -> kind of the table
 TABLES = {".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".mds": "mds"}
-_ENDS = 8  # listed in a message
+_ENDS = 8  # extensions listed in a message
 
 
 def source_files(name: str, source: RowSourceConfig) -> list[Path]:

@@ -102,13 +102,13 @@ def sample_lines(
 
 
 def first_line(lines: BinaryIO, begin: int) -> int:
-    """Go to the first line that begins at or after `begin`; returns where that is."""
+    """Seek to the first line that begins at or after `begin`; return its offset."""
     lines.seek(begin - 1)
     return begin - 1 + skip_line(lines)
 
 
 def skip_line(lines: BinaryIO) -> int:
-    """Pass over the rest of a line without keeping it; returns its bytes."""
+    """Skip the rest of a line without storing it; return its size in bytes."""
     size = 0
     while block := lines.readline(BLOCK_BYTES):
         size += len(block)

@@ -1,7 +1,7 @@
 """Rows of Parquet files, by pyarrow, in bounded memory. A file can be cut between its row groups.
 
-A dictionary lets a file of kilobytes name one long text a million times. Such columns stay dictionaries, one row at a
-time becomes text, and the sum of the texts has the bound of compressed files.
+Dictionary encoding lets a file of kilobytes repeat one long text a million times. Such columns stay encoded, rows are
+decoded one at a time, and the total size of their texts has the limit of compressed files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modernbert_train.data.read.unpacked import unpacked_limit, unpacks_to_too_m
 
 _ROWS = 64  # turned into Python objects at once
 _BUFFER_BYTES = 1 << 20
-_LONG, _DENSE = 1 << 22, 50  # bytes of a column's chunk, and times its compressed size, from which a text may be long
+_LONG, _DENSE = 1 << 22, 50  # larger column chunks may hold long texts: bytes, and times compressed size
 
 
 def parquet_groups(file: Path) -> list[int]:
@@ -80,7 +80,7 @@ def _rows_of(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
 
 @contextmanager
 def _open(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    """Open a file, and say how many rows to read at once; suspiciously dense columns stay dictionaries.
+    """Open a file; yield it with the number of rows to read at once. Suspiciously dense columns stay dictionaries.
 
     Raises:
         OSError: it cannot be read, or is a pipe or a device.

@@ -21,7 +21,7 @@ from modernbert_train.data.read.encodings import (
 
 TEXT = "text"  # the only column of files without columns
 BYTE_ORDER_MARK = "byte_order_mark"
-_LETTERS = 300  # of the names of columns
+_LETTERS = 300  # of column names in a message
 
 
 class Row(NamedTuple):
@@ -50,7 +50,8 @@ class Columns(NamedTuple):
     Attributes:
         required: a file without one of them is left out.
         optional: read if present.
-        unique: refuse a header or an object that has one of `required` twice; else the first counts, or the last.
+        unique: refuse a header or an object that has one of `required` twice; else the first of a header counts, or
+            the last of an object.
         strict: also refuse JSON with half a surrogate pair, a .csv that breaks its rules, and rows of other widths
             than the header.
     """

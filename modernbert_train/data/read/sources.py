@@ -25,7 +25,7 @@ from modernbert_train.data.read.unpacked import open_unpacked
 from modernbert_train.errors import DataError
 
 _TOPICS_BYTES = 700_000  # the topics of help() in Python 3.11
-_UNKNOWN_BYTES = 1 << 20  # of a part of a hub dataset that is not on this disk
+_UNKNOWN_BYTES = 1 << 20  # assumed size of a part of a hub dataset that is not on this disk
 
 
 def whole_spans(name: str, source: RowSourceConfig) -> Iterator[Span]:

@@ -1,6 +1,6 @@
-"""Rows of a task, in which every row must be sound: the one reader, and its faults refused with their line.
+"""Read the rows of a task with the common readers; any faulty row is an error that names its line.
 
-Tables are .jsonl, an object a line; .tsv without quotes and .csv, names of columns first; .parquet.
+Tables are .jsonl, an object a line; .tsv without quotes and .csv, each with a header line; .parquet.
 """
 
 from __future__ import annotations

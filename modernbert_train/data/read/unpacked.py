@@ -19,9 +19,9 @@ from modernbert_train.core.text import first_line
 
 BLOCK_BYTES = 1 << 17  # small, because a block of repetitions decompresses to thousands of times its size
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError)  # raised by decompressors, besides OSError
-_MAX_RATIO = 1000  # unpacked bytes a packed byte; text has 3 to 20, logs up to 100
-_FREE_BYTES = 1 << 28  # unpacked, below which the ratio does not matter
-_WINDOW = 1 << 31  # bytes, as `zstd --long=31` has; memory is taken as far as data fill it
+_MAX_RATIO = 1000  # unpacked bytes per packed byte; text has 3 to 20, logs up to 100
+_FREE_BYTES = 1 << 28  # unpacked size up to which any ratio is accepted
+_WINDOW = 1 << 31  # bytes, as `zstd --long=31` uses; memory is only taken as data fills it
 
 
 @contextmanager

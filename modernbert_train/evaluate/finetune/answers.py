@@ -34,7 +34,7 @@ _NONE, _UNKNOWN = -1, -2  # for character offsets: no answer; an answer that is 
 
 
 class Span(NamedTuple):
-    """An answer, and the place of its first character in the context."""
+    """An answer, and the index of its first character in the context."""
 
     text: str
     start: int
@@ -56,7 +56,7 @@ class Answers(Kind):
             yield f"overlap_tokens={task.overlap_tokens}: from 0, and below max_tokens={task.max_tokens}."
         for name in task.metrics:
             if "_answer_" in name and not task.unanswerable:
-                yield f"metrics: {name} is of questions that may have no answer. Set unanswerable=true, or remove it."
+                yield f"metrics: {name} is for questions that may have no answer. Set unanswerable=true, or remove it."
 
     def columns(self, task: TaskConfig, labelled: bool) -> tuple[list[str], list[str]]:
         """See `Kind`."""
@@ -90,7 +90,7 @@ class Answers(Kind):
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
     ) -> Example:
-        """See `Kind`: its label are its answers."""
+        """See `Kind`; the label is the tuple of answers."""
         example = example._replace(texts=(example.texts[0].lstrip(), example.texts[1]))
         if not labelled:
             return example
@@ -123,7 +123,7 @@ class Answers(Kind):
         found = reader.ids(split.examples, [example.texts[:1] for example in split.examples])
         context, encoding = "", reader.tokenizer.encode("", add_special_tokens=False)
         for (question,), example, value in zip(found, split.examples, values, strict=True):
-            if example.texts[1] != context:  # of several questions in a row one
+            if example.texts[1] != context:  # consecutive questions often share a context
                 context = example.texts[1]
                 encoding = reader.tokenizer.encode(context, add_special_tokens=False)
             record: dict[str, Any] = {"label": [span.text for span in example.label]} if split.labelled else {}
@@ -134,7 +134,7 @@ class Answers(Kind):
             windows = list(_windows(len(offsets), room, reader.task.overlap_tokens))
             if split.key != TRAIN:
                 record |= {"context": context, "starts": offsets[:, 0].tolist(), "ends": offsets[:, 1].tolist()}
-                # a second separator counts as one of them
+                # a second separator counts as a question token
                 record |= {"question_tokens": len(question_ids) + len(between) - 1, "windows": windows}
             lost = int(value[0, 0]) == _UNKNOWN and split.labelled
             counts.misplaced += lost
@@ -151,12 +151,12 @@ class Answers(Kind):
             yield Encoded(documents, record)
 
     def objective(self, task: TaskConfig, model: ModelConfig, labels: tuple[str, ...], types: bool) -> dict[str, Any]:
-        """See `Kind`; transformers' classes apply none of the dropout before their two logits."""
+        """See `Kind`; transformers' classes lack dropout before the two logits."""
         own = {key: getattr(task, key) for key in ("unanswerable", "null_threshold", "max_answer_tokens")}
         return {"name": "answer", "segments": 2 if types else 1, "dropout": 0.0, **own}
 
     def figures(self, outputs: Outputs) -> dict[str, float]:
-        """See `Kind`: of whole questions; the loss is the mean over windows whose answer is known."""
+        """See `Kind`; metrics are over questions, the loss is the mean over windows with a known answer."""
         from modernbert_train.evaluate.answers import answer_figures, predicted_answers
         from modernbert_train.evaluate.metrics import finite, span_loss
 
@@ -202,7 +202,7 @@ def _spans(value: Any, where: str) -> tuple[Span, ...]:
 
 
 def _place(example: Example) -> NDArray[np.int64]:
-    """First and last character of an answer."""
+    """Return the first and last character of an answer."""
     if not example.label:
         return np.full((1, 2), _NONE)
     for text, start in example.label:
@@ -213,7 +213,7 @@ def _place(example: Example) -> NDArray[np.int64]:
 
 
 def _windows(tokens: int, room: int, overlap: int) -> Iterator[tuple[int, int]]:
-    """First token and number of tokens of each window; together they hold all, and neighbours share `overlap`."""
+    """Yield first token and number of tokens of each window; together they cover all, neighbours share `overlap`."""
     step = max(room - overlap, room // 2, 1)
     for first in range(0, tokens, step):
         yield first, min(room, tokens - first)
@@ -222,7 +222,7 @@ def _windows(tokens: int, room: int, overlap: int) -> Iterator[tuple[int, int]]:
 
 
 def _tokens(offsets: NDArray[np.int64], value: NDArray[np.int64]) -> tuple[int, int]:
-    """First and last token of an answer; (-1, -1): none; (-2, -2): unknown."""
+    """Return the first and last token of an answer; (-1, -1): none; (-2, -2): unknown."""
     first, last = (int(each) for each in value)
     if first < 0:
         return first, last

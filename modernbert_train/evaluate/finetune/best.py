@@ -1,6 +1,6 @@
 """Choose the epoch of a fine-tuning: the last, or the one with the best metric on the first measured split.
 
-Where the best counts, the run keeps a checkpoint of every epoch until its end; then only the best and the last stay.
+With `best`, the run keeps a checkpoint of every epoch until its end; then only the best and the last remain.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Outcome(NamedTuple):
     """Result of a fine-tuning.
 
     Attributes:
-        checkpoint: that counts.
-        figures: measured of it.
-        epoch: which it is, from 1, where it was chosen.
+        checkpoint: the chosen one.
+        figures: its measurements.
+        epoch: its epoch, from 1, if `best` chose it.
     """
 
     checkpoint: Checkpoint
@@ -50,19 +50,19 @@ def find_outcome(config: RunConfig, task: TaskConfig) -> Outcome:
         last = measured[-1][1] if measured and measured[-1][0]["tokens"] >= config.total_tokens else {}
         if missing := [name for name in config.evals if name not in last]:
             raise DataError(
-                f"{config.folder}/metrics.jsonl: says nothing of {', '.join(missing)} at the end. Measure again: "
+                f"{config.folder}/metrics.jsonl: lacks figures of {', '.join(missing)} at the end. Measure again: "
                 f"python -m modernbert_train eval {config.folder}"
             )
         return Outcome(newest_checkpoint(config.folder), last, None if task.best is None else len(measured))
     checkpoints, sign = RunFolder(config).checkpoints, -1.0 if task.best == "loss" else 1.0
     found = [
-        (sign * value, -epoch, step)  # of equal ones the first
+        (sign * value, -epoch, step)  # of ties the earliest
         for epoch, value in values.items()
         if folder_of(checkpoints, step := measured[epoch - 1][0]["step"]).is_dir()
     ]
     if not found:
         raise DataError(
-            f"{config.folder}/metrics.jsonl: says nothing of {split}'s {task.best} at any checkpoint that is there "
+            f"{config.folder}/metrics.jsonl: lacks {split}'s {task.best} for every existing checkpoint "
             f"(best={task.best}). Leave best out; or train again under another name=."
         )
     _, epoch, step = max(found)
@@ -70,7 +70,7 @@ def find_outcome(config: RunConfig, task: TaskConfig) -> Outcome:
 
 
 def remove_others(config: RunConfig, outcome: Outcome) -> None:
-    """Remove the checkpoints of epochs that do not count; the newest stays, for it says that the run is done."""
+    """Remove the checkpoints of all other epochs, except the newest, which shows that the run is finished."""
     found = step_folders(RunFolder(config).checkpoints)
     remove([path for path in found[:-1] if path.name != outcome.checkpoint.folder.name])
 

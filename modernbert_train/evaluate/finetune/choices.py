@@ -1,6 +1,6 @@
 """Questions with choices, one of which is right: each is a sequence `[CLS] text [SEP] rest choice [SEP]`.
 
-A document holds all choices of a question, [SEP] [CLS] between them. Questions may have other numbers of choices.
+A document holds all choices of a question, [SEP] [CLS] between them. Questions may differ in the number of choices.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Choices(Kind):
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
     ) -> Example:
-        """See `Kind`: a column has a list of choices, or each has one; behind the last there may be empty ones."""
+        """See `Kind`: one column has a list of choices, or each choice has a column; the last columns may be empty."""
         where = example.place.rpartition(": ")[2]
         given = others[0] if len(others) == 1 else list(others)
         if not isinstance(given, list):
@@ -56,7 +56,7 @@ class Choices(Kind):
         return example._replace(texts=(*example.texts, *given))
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
-        """See `Kind`: the place of the right choice, from 0, or its name among `labels`."""
+        """See `Kind`: the index of the right choice, from 0, or its name among `labels`."""
         max_choices = max((_number(each, task) for split in splits.values() for each in split.examples), default=0)
         names = tuple(task.labels) or tuple(str(number) for number in range(max_choices))
         if len(names) < max_choices:
@@ -95,7 +95,7 @@ class Choices(Kind):
         return own | {"segments": 2 if types else 1}
 
     def figures(self, outputs: Outputs) -> dict[str, float]:
-        """See `Kind`: as of classes."""
+        """See `Kind`: the figures of a classifier."""
         from modernbert_train.evaluate.metrics import class_figures
 
         return class_figures(outputs.logits, np.concatenate(outputs.labels)[:, 0], outputs.settings.metrics)

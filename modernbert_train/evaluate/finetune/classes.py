@@ -22,12 +22,12 @@ from modernbert_train.evaluate.finetune.submitted import class_problems, class_v
 from modernbert_train.evaluate.finetune.tokens import Reader, cut
 
 _MAX_SCORE = float(np.finfo(np.float32).max)
-DIGITS = 6  # of a score in predictions.jsonl
-NOTHING = {"prediction": None, "scores": None}  # of a text without a document
+DIGITS = 6  # decimal places of a score in predictions.jsonl
+NOTHING = {"prediction": None, "scores": None}  # entry of a text without a document
 
 
 class _OfTexts(Kind):
-    """The methods of `Kind` that all three share."""
+    """The methods of `Kind` that the three kinds below share."""
 
     name: str  # objective.kind
 
@@ -87,7 +87,7 @@ class OneClass(_OfTexts):
         """See `Kind`."""
         yield from super().problems(task)
         if "f1" in task.metrics and len(task.labels) != 2:
-            yield f"metrics: f1 is of the second of two labels, and labels={task.labels}. Name two, or use macro_f1."
+            yield f"metrics: f1 measures the second of two labels, and labels={task.labels}. Name two, or use macro_f1."
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
         """See `Kind`."""
@@ -192,7 +192,7 @@ class Score(_OfTexts):
 
     name = "regression"
     link = "identity"
-    repeats = False  # several people's scores of a text may differ
+    repeats = False  # annotators may score the same text differently
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """See `Kind`."""
@@ -244,7 +244,7 @@ def pooling(task: TaskConfig, model: ModelConfig) -> str:
 
 
 def rounded(values: Logits) -> list[float]:
-    """Scores as predictions.jsonl has them."""
+    """Return scores, rounded as in predictions.jsonl."""
     return [round(value, DIGITS) for value in values.tolist()]
 
 
@@ -252,7 +252,7 @@ def listed_classes(value: Any, column: str, separator: str) -> list[Any]:
     """Return the values of a list of classes, or of a text with separators.
 
     Raises:
-        ValueError: it is neither, a list that was written as text, or hot: a 0 or 1 for each class.
+        ValueError: it is neither, a list that was written as text, or multi-hot: a 0 or 1 for each class.
     """
     if isinstance(value, str):
         if value.strip().startswith("[") and value.strip().endswith("]"):  # pandas writes lists this way into a .csv

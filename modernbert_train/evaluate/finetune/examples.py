@@ -1,4 +1,4 @@
-"""Labelled texts of a task: an example, a split of them, and what one is written as."""
+"""Labelled texts of a task: one example, a split of examples, and an example encoded as documents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Example(NamedTuple):
 
     Attributes:
         place: file and line, for messages.
-        texts: one or two; words; texts and then choices.
+        texts: one or two texts; words; or texts followed by choices.
         label: as it was read: a class, classes, a score, a tag for each word, or answers; None where none is read.
         line: line of the file, or row of the dataset.
         id: its identifier, where the task names a column for it.
@@ -66,7 +66,7 @@ class Encoded:
 
 
 def by_place(example: Example, name: str, names: Sequence[str]) -> str:
-    """Return the class at the place of a whole number, unless a class has this number as its name."""
+    """Return the class that a whole number indexes, unless a class has this number as its name."""
     if not names or name in names or not name.lstrip("-").isdecimal():
         return name
     if not 0 <= int(name) < len(names):

@@ -39,7 +39,7 @@ class Kind(Protocol):
 
     Attributes:
         ends: suffixes of its files; here of tables.
-        decides: keys of this kind that decide which shards are written.
+        decides: keys of this kind that determine the shards.
         repeats: True if a text with two different labels is worth a warning.
         link: meaning of a probe's outputs: logits of exclusive classes, of independent classes, or scores.
     """
@@ -50,7 +50,7 @@ class Kind(Protocol):
     link: Link = "softmax"
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
-        """Mistakes in the keys of a task of this kind, found without its files."""
+        """Yield mistakes in the keys of a task of this kind, found without its files."""
         if not 1 <= len(task.text_columns) <= 2:
             yield f"text_columns={task.text_columns}: name one column, or two for pairs of texts."
 
@@ -70,7 +70,7 @@ class Kind(Protocol):
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
     ) -> Example:
-        """Complete an example from its row, which here is whole.
+        """Complete an example from its row; here it is complete already.
 
         Args:
             example: with the texts and the label of the row.
@@ -90,7 +90,7 @@ class Kind(Protocol):
     def encode(
         self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
     ) -> Iterator[Encoded]:
-        """Token ids and labels of each example's documents.
+        """Yield token ids and labels of each example's documents.
 
         Args:
             split: its examples.
@@ -117,10 +117,10 @@ class Kind(Protocol):
         """Return the loss and the metrics of a split."""
 
     def predicted(self, texts: Texts, logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
-        """`prediction` and `scores` of each text, from logits as in `figures`."""
+        """Yield `prediction` and `scores` of each text, from logits as in `figures`."""
 
     def submit_problems(self, part: SubmitConfig, classes: Sequence[str]) -> Iterator[str]:
-        """Mistakes in a file of a suite's `submit`; here of a kind without a single class or score for each text.
+        """Yield mistakes in a file of a suite's `submit`; here for kinds without one class or score for each text.
 
         Args:
             part: the file.
@@ -144,6 +144,6 @@ def kind_of(name: str) -> Kind:
 
 
 def task_problems(task: TaskConfig) -> Iterator[str]:
-    """Mistakes in a task that can be found without its files."""
+    """Yield mistakes in a task that can be found without its files."""
     yield from common_problems(task)
     yield from kind_of(task.kind).problems(task)

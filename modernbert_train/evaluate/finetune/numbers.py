@@ -1,4 +1,4 @@
-"""Class names of a task as numbers; invalid classes, and splits with nothing to learn from, are refused."""
+"""Convert the class names of a task to numbers; refuse invalid classes, and splits with nothing to learn from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Example, Split, by_place
 
 Logits = Any  # a Tensor; tasks are read and checked without torch
-_NO_CLASS = ("nan", "null", "none")  # written into tables by programs for a missing value
+_NO_CLASS = ("nan", "null", "none")  # how programs write missing values into tables
 
 
 class Outputs(NamedTuple):
@@ -61,7 +61,7 @@ class Labels:
 
 
 class ByClass(Protocol):
-    """The part of a kind that tells how its examples name classes.
+    """The methods of a kind whose labels are classes.
 
     Attributes:
         min_classes: fewest classes that can be learned.
@@ -79,7 +79,7 @@ class ByClass(Protocol):
         """Return an example's label from the numbers of its classes, of `width` in its split."""
 
     def unread(self, example: Example, width: int) -> NDArray[np.int32]:
-        """Zeros in the place of a label that is not read."""
+        """Return zeros, as the label of an example whose label is not read."""
 
 
 def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
@@ -122,7 +122,7 @@ def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split])
 
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:
-    """Whole numbers by size, names by letter."""
+    """Return whole numbers in numeric order, names in alphabetical order."""
     whole = all(each.lstrip("-").isdecimal() for each in names)
     return tuple(sorted(names, key=int) if whole else sorted(names))
 
@@ -141,7 +141,7 @@ def named_classes(example: Example, values: Sequence[Any], task: TaskConfig, nam
 
 
 def class_name(value: Any, column: str, known: Collection[str] = ()) -> str:
-    """Return the class that a value of a column names; in a .csv `nan` and `none` do only if they are `known`.
+    """Return the class that a value of a column names; in a .csv `nan` and `none` are classes only if `known`.
 
     Raises:
         ValueError: it is not a class.

@@ -40,11 +40,11 @@ def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, f
     Args:
         config: the run.
         task, prepared: its texts.
-        found: the checkpoint that counts.
-        file: where to.
+        found: the chosen checkpoint.
+        file: path to write to.
 
     Raises:
-        DataError: the texts on disk are no more those that were prepared.
+        DataError: the texts on disk differ from those that were prepared.
         StorageError: the file cannot be written.
     """
     compute, source = Compute.of(config.compute), source_of(found)

@@ -1,6 +1,6 @@
-"""The relation of two marked spans of a text, such as `<e1>Bill</e1> was born in <e2>Seattle</e2>`.
+"""Classify the relation of two marked spans of a text, such as `<e1>Bill</e1> was born in <e2>Seattle</e2>`.
 
-The marks become punctuation that any tokenizer has, `@ Bill @ was born in # Seattle #`, and the class is learned as of
+The marks become punctuation that any tokenizer has, `@ Bill @ was born in # Seattle #`, and the class is learned as for
 any text (Zhou & Chen 2021, arXiv:2102.01373). A text that is too long is cut around its spans.
 """
 
@@ -19,11 +19,11 @@ from modernbert_train.evaluate.finetune.numbers import Labels
 from modernbert_train.evaluate.finetune.tokens import Reader
 
 _MARKS = {"<e1>": "@", "</e1>": "@", "<e2>": "#", "</e2>": "#"}
-_NO_RELATION = ("no_relation", "Other", "NA", "none")  # as TACRED, SemEval 2010, NYT and others call it
+_NO_RELATION = ("no_relation", "Other", "NA", "none")  # its names in TACRED, SemEval 2010, NYT and others
 
 
 class Relation(OneClass):
-    """See `Kind`: all but the marks is as of one class."""
+    """See `Kind`: single-label classification, except for the marks."""
 
     def problems(self, task: TaskConfig) -> Iterator[str]:
         """See `Kind`."""
@@ -34,7 +34,7 @@ class Relation(OneClass):
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
     ) -> Example:
-        """See `Kind`: each mark is there once, around a text."""
+        """See `Kind`; each mark must occur once, around some text."""
         text = example.texts[0]
         if not all(
             text.count(f"<e{n}>") == text.count(f"</e{n}>") == 1 and re.search(rf"<e{n}>.*\S.*</e{n}>", text, re.DOTALL)

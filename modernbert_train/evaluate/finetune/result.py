@@ -1,4 +1,4 @@
-"""The result of a run on labelled texts, in one file of one form, from which tables are made."""
+"""Read and write result.json, the result of a run on labelled texts, from which tables are made."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def read_result(file: Path) -> dict[str, Any] | None:
 
 
 def hashed(files: Mapping[str, Path]) -> dict[str, dict[str, str]]:
-    """Return the path and the SHA-256 of each file that a run reads, as its record has them."""
+    """Return the path and the SHA-256 of each file that a run reads, in the form of its record."""
     return {name: {"file": str(path), "sha256": file_sha256(path)} for name, path in files.items()}
 
 
@@ -54,10 +54,10 @@ def write_figures(
     Args:
         file: result.json.
         task, source, seed, run: the task, the model, the seed and the name of the run.
-        figures: by split; those that are no numbers are null.
+        figures: by split; NaN and infinities are written as null.
         counts: texts of each split by outcome.
         settings: of the task.
-        more: entries of this kind of task alone.
+        more: further entries, for this kind of task only.
 
     Raises:
         StorageError: the disk refuses it.

@@ -1,9 +1,9 @@
-"""A task's texts as ordinary shards with labels, in the folder of its run; written once.
+"""Write a task's texts, once, as ordinary shards with labels into the folder of its run.
 
 A document is the tokens between [CLS] and [SEP]: a text, two of them with [SEP] between, the words of a sentence with
 a space between each, a question and a window of its context, or all choices of a question. It is never split over
 rows: a longer document is cut here, at its end, of a pair the longer text first, and counted. The folder appears when
-it is whole. Its origin is in task.json; a folder of another origin is refused and never mixed.
+it is complete. task.json records its origin; a folder of another origin is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from modernbert_train.vocabulary import Vocabulary, read_vocabulary
 
 ABOUT, TOKENIZER = "task.json", "tokenizer"
 _SHARD_BYTES = 1 << 24
-# of the task, what decides the shards
+# keys of a task that determine its shards
 DECIDES = (
     "kind",
     "data",
@@ -49,7 +49,7 @@ DECIDES = (
     "label_separator",
     "labels",
 )
-DECIDES_IF_SET = ("predict", "id_column")  # so that folders of before they were are found
+DECIDES_IF_SET = ("predict", "id_column")  # later keys: left out if unset, so that older folders still match
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Prepared:
     Attributes:
         folder: with a folder of shards for each split, and the tokenizer.
         labels: names of the classes, in the order of the logits.
-        unseen: of each split, classes that training has not.
+        unseen: for each split, its classes that are missing in training.
         counts: of each split.
         longest: tokens of the longest document of all, special tokens included.
         tokens, texts: of the training split, special tokens included.
@@ -79,16 +79,16 @@ class Prepared:
 
 
 def prepare(task: TaskConfig, tokenizer: Path, max_tokens: int, folder: Path) -> Prepared:
-    """Write a task's shards, or find that they are there.
+    """Write a task's shards, unless they exist.
 
     Args:
         task: its texts and labels.
         tokenizer: of the model, copied to the shards.
         max_tokens: longest document, special tokens included.
-        folder: where to. Several ranks may ask at once: one writes.
+        folder: of the shards. Several ranks may call this at once; one writes.
 
     Raises:
-        ConfigError: it holds another task's, or another model's.
+        ConfigError: it holds shards of another task or model.
         DataError: the texts cannot be used; names the place.
         StorageError: the disk refuses it.
     """
@@ -172,7 +172,7 @@ def _count_repeats(splits: Mapping[str, Split], labels: Labels, task: TaskConfig
 def _write_split(
     split: Split, name: str, labels: Labels, task: TaskConfig, staging: Path, max_tokens: int
 ) -> tuple[Counts, int]:
-    """Write one split; returns what became of it, and its longest document."""
+    """Write one split; return its counts, and the tokens of its longest document."""
     from modernbert_train.data.shard_writer import ShardWriter  # imports streaming, which takes seconds
 
     reader = Reader(staging / TOKENIZER, task, max_tokens)
@@ -198,7 +198,7 @@ def _write_split(
 
 
 def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
-    """Warnings about the texts, a line each."""
+    """Yield warnings about the texts, a line each."""
     for name, counts in prepared.counts.items():
         if found := list(in_words(counts)):
             left_out = counts.empty + (counts.misplaced if name == TRAIN else 0)

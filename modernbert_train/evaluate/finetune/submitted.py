@@ -11,11 +11,11 @@ from typing import Any
 
 from modernbert_train.config.tools.suite import SubmitConfig
 
-_BREAKS = re.compile(r"[\t\r\n]")  # a row of a .tsv
+_BREAKS = re.compile(r"[\t\r\n]")  # characters that end a cell or row of a .tsv
 
 
 def class_problems(part: SubmitConfig, classes: Sequence[str]) -> Iterator[str]:
-    """Mistakes in a file of classes; `classes`: empty while they are unknown."""
+    """Yield mistakes in a file of classes; `classes`: empty while they are unknown."""
     if part.between:
         yield f"between={part.between}: bounds a score, and the task has classes. Leave it out."
     if part.labels and classes and sorted(part.labels) != sorted(classes):
@@ -31,7 +31,7 @@ def class_value(prediction: str | None, part: SubmitConfig, classes: Sequence[st
 
 
 def score_problems(part: SubmitConfig) -> Iterator[str]:
-    """Mistakes in a file of scores."""
+    """Yield mistakes in a file of scores."""
     if part.labels:
         yield f"labels={part.labels}: number classes, and the task has a score. Leave it out."
 

@@ -1,7 +1,7 @@
 """Parse the task and the models that a command names, where a model may be a baseline; without torch.
 
 A baseline is a prefix of the model's name, `frozen:runs/mine`, and goes through the same code as everything else: the
-encoder keeps its weights and a linear head learns on its states, or the weights are drawn again, or both.
+encoder is frozen and a linear head is trained on its states, or the weights are redrawn, or both.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ SEED = 1618  # the first of those that ModernBERT was evaluated with
 FROZEN, UNTRAINED = "frozen", "untrained"
 _TASKS = YAMLS / "tasks"
 _OF_MODEL = ("model", "objective", "phases", "evals")  # sections whose keys follow from the model and the texts
-_LARGE = 1024  # width from which a task's `large` counts
-# sections that may change at a restart because others compare them, and that decide the figures all the same
+_LARGE = 1024  # width from which a task's section `large` applies
+# sections that may change at a restart, since other code compares them, but that determine the figures
 _DECIDES = ("phases", "evals", "stability")
 
 
 class Named(NamedTuple):
-    """A model as a command line has it.
+    """A model as a command line names it.
 
     Attributes:
         source: see `weights.source.open_model`.

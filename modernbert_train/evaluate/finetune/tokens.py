@@ -1,4 +1,4 @@
-"""Tokenize a task's texts to ids without special tokens; their spelling in a text gives ordinary tokens."""
+"""Tokenize a task's texts to ids without special tokens; their names in a text become ordinary tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sentences in words, each with a tag."""
+"""Token classification: sentences as lists of words, each word with a tag."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Words(Kind):
     def example(
         self, example: Example, others: tuple[Any, ...], task: TaskConfig, names: Sequence[str], labelled: bool
     ) -> Example:
-        """See `Kind`; a whole number for a tag is the class of its place."""
+        """See `Kind`; a tag that is a whole number is the index of its class."""
         where = example.place.rpartition(": ")[2]
         words, tags = example.texts, example.label
         if not words:
@@ -110,7 +110,7 @@ class Words(Kind):
         return {"name": "tag", "labels": list(labels)}
 
     def figures(self, outputs: Outputs) -> dict[str, float]:
-        """See `Kind`; spans are read only where a metric needs them, for other tags may be none."""
+        """See `Kind`; spans are read only if a metric needs them, since not all tags mark spans."""
         from modernbert_train.evaluate.metrics import class_figures, entity_figures
 
         labels_W = np.concatenate([each[each != IGNORED_LABEL] for each in outputs.labels])

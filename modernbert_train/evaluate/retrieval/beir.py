@@ -90,7 +90,7 @@ def beir_folder(name: str, home: str) -> Path:
 
 
 def files_of_beir(folder: Path, split: str) -> list[Path]:
-    """Return the files of a folder that decide what is read of a split."""
+    """Return the files of a folder that a split is read from."""
     return [folder / CORPUS, folder / QUERIES, folder / QRELS / f"{split}.tsv"]
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BM25 = "bm25"  # the name of the model
 _MTEB_NAME = "mteb/baseline-bm25s"
 
-# keys of an encoder
+# keys that only encoders have
 OF_ENCODERS = frozenset(
     ["pooling", "normalize", "query_prompt", "document_prompt", "max_tokens", "query_max_tokens", "index", "rerank"]
 )
@@ -48,7 +48,7 @@ class Settings:
 
 
 class Bm25:
-    """BM25 as mteb calls a model that searches.
+    """BM25 with the interface of mteb's search models.
 
     Attributes:
         weights_sha256: says that there are no weights.
@@ -104,7 +104,7 @@ def check_searching(name: str, config: EncodeConfig) -> None:
     """Check a model as far as possible without torch.
 
     Raises:
-        ConfigError: a key is of encoders and the model is bm25, or its libraries are not installed.
+        ConfigError: a key is for encoders only and the model is bm25, or its libraries are not installed.
         ConfigError, DataError: see `open_sentence_model`.
     """
     if name != BM25:

@@ -107,7 +107,7 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
 
 
 def _read_all(names: Mapping[str, str], config: MineConfig) -> tuple[dict[tuple[str, ...], None], dict[str, int]]:
-    """All rows of files or BEIR folders, named as in messages, and how many were left out by reason.
+    """Return all rows of files or BEIR folders, by their names for messages, and the numbers left out, by reason.
 
     Raises:
         DataError: a file is missing, broken or lacks a column.
@@ -138,14 +138,14 @@ def _rows(path: Path, named: str, config: MineConfig) -> Iterator[tuple[str, ...
 
 
 def _asked(config: MineConfig, model: SentenceTransformer, pairs: Sequence[tuple[str, ...]]) -> dict[str, Any]:
-    """Everything that determines the output."""
+    """Return everything that determines the output."""
     texts = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
     settings = {key: value for key, value in asdict(config).items() if key not in ("out", "device", "encode_batch")}
     return {"texts": texts, "weights": weights_sha256(model.state_dict()), "model": asdict(describe(model)), **settings}
 
 
 def _require_same(out: Path, report: Path, requested: dict[str, Any]) -> None:
-    """Refuse to replace a file of something else."""
+    """Refuse to replace a file, unless the same request wrote it."""
     remedy = "Give another file with out=..., or remove it."
     if not report.is_file():
         raise ConfigError(f"out={out}: exists, and `retrieval mine` did not write it. {remedy}")
@@ -173,7 +173,7 @@ def _mine(
         kept[side] = _Kept(getattr(model, f"encode_{side}"), folder / side, about, name)
         setattr(model, f"encode_{side}", kept[side])
     state = random.getstate()
-    random.seed(config.seed)  # from which the library samples
+    random.seed(config.seed)  # the library samples with it
     try:
         found = mine_hard_negatives(
             Dataset.from_dict({"query": [q for q, _ in pairs], "positive": [p for _, p in pairs]}),
@@ -233,7 +233,7 @@ def _lines(
 ) -> tuple[list[str], dict[str, int]]:
     """Return the lines of the output, and the counts."""
     counts, lines = Counter({"pairs": len(pairs), "negatives": 0, "pairs_without_negatives": 0}), []
-    answers: dict[str, set[str]] = {}  # of a query, which only white space may tell from a text of the corpus
+    answers: dict[str, set[str]] = {}  # query -> itself and its positives, stripped as below
     for query, positive in pairs:
         answers.setdefault(query, {query.strip()}).add(positive.strip())
     for (query, positive), positive_score in zip(pairs, positive_scores, strict=True):

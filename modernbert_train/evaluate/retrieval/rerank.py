@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 Scores = dict[str, dict[str, float]]  # by query and document
 RUN_ENDS = (".trec", ".run", ".txt", ".tsv", ".json")  # of files of candidates
-_PAIRS = 1024  # between two looks at the clock
+_PAIRS = 1024  # between two updates of the progress line
 _TREC = 6  # columns: query, Q0, document, rank, score, name of the run
 _FIRST_STAGE = f"first_stage_{RANKING[0]}"
 
@@ -50,7 +50,7 @@ def read_candidates(file: Path, documents: Collection[str], queries: Collection[
         name: of the set, for messages.
 
     Raises:
-        DataError: it is broken, names documents that are not there or one twice, or has nothing of these queries.
+        DataError: it is broken, names documents that are not there or one twice, or lacks all of these queries.
     """
     found: Scores = {}
     for where, query, document, score in _json(file) if file.suffix == ".json" else _trec(file):
@@ -67,7 +67,7 @@ def read_candidates(file: Path, documents: Collection[str], queries: Collection[
 
 
 def by_score(scores: Mapping[str, float]) -> list[str]:
-    """Return documents, the best first; of two with one score the one with the greater id, as in trec_eval."""
+    """Return documents, the best first; ties in descending order of ids, as in trec_eval."""
     return sorted(scores, key=lambda name: (scores[name], name), reverse=True)
 
 
@@ -241,7 +241,7 @@ class Reranking:
         return found
 
     def _rerank(self, each: Set, first: Scores, data: Any) -> Scores:
-        """Score the best `rerank_top` candidates of each query; others are not found at all."""
+        """Score the best `rerank_top` candidates of each query; all others are left out of the ranking."""
         config = self._config
         kept = {query: by_score(found)[: config.rerank_top] for query, found in first.items()}
         queries = {row["id"]: (config.query_prompt or "") + row["text"] for row in data["queries"]}

@@ -57,7 +57,7 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
         check_searching(config.rerank, EvaluateConfig())
     sets = [open_set(name, config) for name in names]
     if len({each.name for each in sets}) < len(sets):
-        raise ConfigError(f"{', '.join(names)}: two sets have one name in results. Rename a folder.")
+        raise ConfigError(f"{', '.join(names)}: two sets have the same name in results. Rename a folder.")
     task = sets[0].name if len(sets) == 1 else f"{sets[0].name}-and-{len(sets) - 1}"
     folder = Path(config.runs_folder) / (config.name or run_name(task, _naming(model), config.split))
     with held(folder, "Wait for it, or name another with name=."):
@@ -159,11 +159,11 @@ def _set_problems(names: Sequence[str], config: MeasureConfig) -> Iterator[str]:
         if (value := getattr(config, key)) is not None:
             yield f"{key}={value}: a reranker reads query and document together. Leave it out, or leave out rerank."
     if tasks := [name for name in names if name.startswith(MTEB)]:
-        yield f"rerank={config.rerank}: is of sets of BEIR; mteb does it in its own way. Leave out {tasks[0]}."
+        yield f"rerank={config.rerank}: is for sets of BEIR; mteb reranks in its own way. Leave out {tasks[0]}."
     if not Path(config.rerank).exists() and Path(config.rerank).suffix in RUN_ENDS:
         yield f"rerank={config.rerank}: no such file. Correct the path."
     if is_candidates(config.rerank) and len(names) > 1:
-        yield f"rerank={config.rerank}: candidates are of one set. Name one, or a model to search with."
+        yield f"rerank={config.rerank}: candidates belong to one set. Name one, or a model to search with."
 
 
 def _naming(model: str) -> str:

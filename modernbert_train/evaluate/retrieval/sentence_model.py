@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     Model = SentenceTransformer | MultiVectorEncoder | SparseEncoder
 
-MODULES = "modules.json"  # by which a folder is one of sentence-transformers
-_OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # what such a folder has itself
+MODULES = "modules.json"  # the file that marks a folder of sentence-transformers
+_OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # keys that such a folder sets itself
 _LIBRARY = "sentence_transformers."
 _MULTI, _SPARSE = "MultiVectorEncoder", "SparseEncoder"
 _OLD_POOLING = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}  # keys before version 5
@@ -226,8 +226,8 @@ def _build(folder: Path, config: EncodeConfig) -> Model:
 
 
 def _load(name: str, config: EncodeConfig) -> Model:
-    """Open a folder by the library instead of `open_model`: its modules and encoders, such as MPNet, are more than this
-    program's, so only the library gives the vectors that its authors measured."""
+    """Open a folder with the library instead of `open_model`: it has modules and encoders, such as MPNet, that this
+    program lacks, so only the library gives the vectors that the authors measured."""
     import sentence_transformers
 
     from modernbert_train.weights.source import require_finite

@@ -1,7 +1,7 @@
 """Sets to measure on: folders in BEIR's format, BEIR's public sets and tasks of mteb by name. mteb searches and scores.
 
-The figures of each set are kept in the run's folder as soon as they are there, so a killed process loses no finished
-set: the same command takes them from there if weights, settings and data are the same.
+The figures of each set are saved in the run's folder as soon as it is measured, so a killed process loses no finished
+set: the same command reuses them if weights, settings and data are the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Set:
     """A set to measure on.
 
     Attributes:
-        name: in results.
+        name: its name in results.
         beir: a folder; None: a task of mteb.
         task: name of a task of mteb; None: a folder.
         ranks: True for the figures of RANKING, False for the task's main score.
@@ -80,7 +80,7 @@ def open_set(name: str, config: EvaluateConfig, key: str = "", label: str | None
 
 
 def task_named(name: str, config: EvaluateConfig) -> str | None:
-    """Return the name of the task of mteb that a set is; None for a folder."""
+    """Return the name of the mteb task that a set's name means; None for a folder."""
     if name.startswith(MTEB):
         return name.removeprefix(MTEB)
     first, _, part = name.partition("/")
@@ -107,7 +107,7 @@ def find_task(name: str) -> Any:
 
 
 def parts_of(task: Any) -> list[Any]:
-    """Return the tasks of mteb in one, such as CQADupstackRetrieval; else the task itself."""
+    """Return the subtasks of an mteb task such as CQADupstackRetrieval; of any other, the task itself."""
     return list(getattr(task.metadata, "tasks", None) or [task])
 
 
@@ -197,7 +197,7 @@ def evaluate_task(
     """Return mteb's scores, each the mean of splits and languages, and the dataset and its revision.
 
     Args:
-        model: as mteb calls one.
+        model: with the interface of mteb's models.
         task: with its data.
         config: the batch.
         file: receives mteb's own result.
@@ -218,7 +218,7 @@ def evaluate_task(
 
 
 def determinants_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
-    """Return all of a set that determines its figures."""
+    """Return everything about a set that determines its figures."""
     import mteb
 
     about: dict[str, Any] = {"mteb": mteb.__version__, "ignore_identical_ids": config.ignore_identical_ids}
@@ -235,14 +235,14 @@ def identity_of(model: Watched | Bm25) -> dict[str, Any]:
 def measured_once(
     each: Set, config: EvaluateConfig, identity: dict[str, Any], out: Path, measure: Callable[[Set], Measured]
 ) -> Measured:
-    """Return the figures of a set that a process has finished before; else measure it, and keep them.
+    """Return the saved figures of a set; without any, measure it, and save them.
 
     Args:
         each: the set.
         config: of the evaluation.
         identity: weights and settings that determine the scores.
         out: folder; files are in its `sets`.
-        measure: called if none of the same are there.
+        measure: called if no figures of the same set and identity are saved.
     """
     requested, file = determinants_of(each, config) | identity, out / "sets" / file_name(each.name, ".json")
     with suppress(OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Models as mteb calls them: texts in, vectors out; with progress, and with document vectors kept on disk.
+"""Encoders with the interface of mteb's models: show progress, and keep the vectors of documents on disk.
 
 Any encoder computes packed batches in fp32. A folder of sentence-transformers is computed by that library, and so are
 late interaction and sparse vectors.
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 _QUERY, _DOCUMENT = "query", "document"  # mteb's prompt types
 _KINDS = {_QUERY: "queries", _DOCUMENT: "documents"}
-_AT_ONCE = 1024  # texts between two looks at the clock; a file of kept vectors has as many
+_AT_ONCE = 1024  # texts between two updates of the progress line, and in one file of kept vectors
 _CHUNK = 50_000  # documents whose vectors are in memory together
-_LATE_CHUNK = 4096  # the same of token vectors, or sparse ones
+_LATE_CHUNK = 4096  # the same for token vectors and sparse vectors
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Late:
     model: Any
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, batch_size: int = 32, **_: Any) -> list[Tensor]:
-        """Embed batches of texts; a matrix each."""
+        """Embed batches of texts; return a matrix of token vectors for each text."""
         as_query = getattr(prompt_type, "value", prompt_type) == _QUERY
         encode = self.model.encode_query if as_query else self.model.encode_document
         texts = [text for batch in inputs for text in batch["text"]]
@@ -93,7 +93,7 @@ class Watched:
     Attributes:
         inner: encodes batches of texts.
         scores: similarity of each query with each document.
-        pairwise: similarity of neighbours.
+        pairwise: similarity of rows with the same index.
         about: pooling, prompts and lengths.
         weights_sha256: hash of the model's weights.
         keep: folder of kept vectors; None: nothing is kept.
@@ -147,7 +147,7 @@ class Watched:
         return vectors if isinstance(parts[0], list) else torch.cat(vectors)
 
     def terms(self) -> dict[str, float]:
-        """Return the mean number of terms in sparse vectors of a set; of dense ones nothing."""
+        """Return the mean number of terms in sparse vectors of a set; nothing for dense ones."""
         return {
             f"{prompt}_terms": self._terms[kind] / self._texts[kind]
             for prompt, kind in _KINDS.items()
@@ -155,7 +155,7 @@ class Watched:
         }
 
     def searcher(self, *, ranks: bool) -> Any:
-        """Return what mteb calls for a task; `ranks`: it ranks documents, and few large vectors fit into memory."""
+        """Return the model for an mteb task; to rank documents, wrapped to embed them in chunks that fit in memory."""
         from mteb.models import SearchEncoderWrapper
 
         large = isinstance(self.inner, Late) or self.about.pooling == "sparse"
@@ -226,7 +226,7 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
 
 
 def _library(model: Model) -> tuple[Any, Any, Any]:
-    """Return how sentence-transformers encodes and compares; mteb chooses prompts for one vector a text."""
+    """Return the library's encoder and its two similarities; for one vector a text, mteb's wrapper adds prompts."""
     if is_multi_vector(model):
         return Late(model), model.similarity, model.similarity_pairwise
     from mteb.models import SentenceTransformerEncoderWrapper, SparseEncoderWrapper

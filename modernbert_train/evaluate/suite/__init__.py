@@ -1,1 +1,1 @@
-"""A paper's table by one command: many tasks, of each the runs of every model, choice and seed."""
+"""Make a paper's table with one command: run every task with every model, choice and seed."""

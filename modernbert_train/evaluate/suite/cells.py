@@ -1,6 +1,6 @@
-"""Many runs by one command, each in a separate process.
+"""Start many runs with one command, each in a separate process.
 
-A run with a result is done, and one that was cut resumes from its checkpoint. A run that failed leaves a file with its
+A run with a result is done, and an interrupted one resumes from its checkpoint. A failed run leaves a file with its
 exit code and message in OUT/failed, and is repeated only on request. This process keeps no other state, so it can be
 killed at any moment.
 """
@@ -55,8 +55,8 @@ class Cell:
         task, model: as they are named.
         seed: None where nothing is drawn.
         name: of the run.
-        overrides: its own.
-        verb: that runs it.
+        overrides: of this run.
+        verb: the one that runs it.
         texts: runs with the same name here read the same texts; empty: runs of one task do.
         module: the program that has the verb.
     """
@@ -99,7 +99,7 @@ def forget(name: str, out: Path, *, run: bool = False) -> None:
 
 
 def log_of(name: str, out: Path) -> Path:
-    """Log file of a run."""
+    """Return the path of a run's log."""
     return out / LOGS / file_name(name, ".log", 255)
 
 
@@ -160,7 +160,7 @@ def run_cells(
         out: folder of their folders.
         jobs: at a time; None: as many as there are GPUs, or one.
         finished: called after each that has a result.
-        failures: receives those that do not end well.
+        failures: receives those that fail.
 
     Returns:
         True if a signal came, here or to one of them.

@@ -52,7 +52,7 @@ def draw(length: int, kind: str, tokens: int, entries: int) -> Texts:
 
 
 def measure(model: str, way: str, config: EfficiencyConfig) -> tuple[dict[str, dict[str, float]], int]:
-    """Tokens a second and memory, by length and kind, of lengths that the model reads; and the longest that it does."""
+    """Return tokens per second and memory by kind and length, up to the model's longest length; and that length."""
     import torch
 
     from modernbert_train.evaluate.loaded import load_model
@@ -65,7 +65,7 @@ def measure(model: str, way: str, config: EfficiencyConfig) -> tuple[dict[str, d
             continue
         for kind in KINDS:
             texts = draw(length, kind, config.tokens, encoder.config.vocab_size)
-            read(texts[:2])  # compiled, and memory taken
+            read(texts[:2])  # warm-up: compile, and allocate memory
             found = []
             for _ in range(config.repeats):
                 began = time.perf_counter()
@@ -163,7 +163,7 @@ def not_measured(plan: Plan) -> Iterator[str]:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Tokens a second of both ways, their ratio, and memory in GB; and of which device."""
+    """Return a table: tokens per second of both ways, their ratio, memory in GB, and the device."""
     head = ["model", "length", "texts", "packed, tokens/s", "padded, tokens/s", "ratio", "packed, GB", "padded, GB"]
     lines = []
     for row in rows:

@@ -1,7 +1,7 @@
-"""Which runs a suite has: each task with each model, choice and seed, and where one begins with another's weights.
+"""List the runs of a suite: each task with each model, choice and seed; some start from another run's weights.
 
 The name of a run has a digest of all that decides its figures. So another rate, seed or text is another run, and no
-result is taken for one of other settings.
+result is mistaken for one of other settings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from modernbert_train.evaluate.suite.cells import Cell, Failure, Failures, forge
 from modernbert_train.weights.names import weights_hash
 
 NDCG, MAIN_SCORE = RANKING[0], "main_score"
-_OWN = ("name", "runs_folder", "seed")  # that differ between the runs
+_OWN = ("name", "runs_folder", "seed")  # keys that differ between the runs
 _SUITES = YAMLS / "suites"
 
 
@@ -142,7 +142,7 @@ class Plan:
             raise ConfigError("\n".join(problems))
 
     def _problems(self, name: str) -> Iterator[str]:
-        """Mistakes that would leave every cell of a task empty, found before anything runs."""
+        """Yield mistakes that would leave every cell of a task empty, found before anything runs."""
         task = self.suite.tasks[name]
         for choice in choices_of(task):
             settings = self.settings_of(name, self.models[0], choice)
@@ -169,7 +169,7 @@ class Plan:
 
     @property
     def levels(self) -> list[list[str]]:
-        """Tasks by what must be done before them."""
+        """The names of the tasks in order: first those that need no other task, then those with `after`."""
         found = [
             [name for name, task in self.suite.tasks.items() if (task.after is not None) == later]
             for later in (False, True)
@@ -287,7 +287,7 @@ class Plan:
             forget(cell.name, self.out, run=undefined)
 
     def missed(self) -> Failures:
-        """Return failed runs without a result; of rejected choices only those that did not fail by themselves."""
+        """Return failed runs without a result; of rejected choices, only those without RunError's exit code."""
         found = Failures()
         for name, task in self.suite.tasks.items():
             for model, choice, seed in itertools.product(self.models, choices_of(task), self.seeds_of(name)):
@@ -345,7 +345,7 @@ class Plan:
         decides = task.choose_on or task.split
         found = [self.standing(name, model, chosen, seed, decides) for seed in self.seeds_of(name)]
         known = [(each.value, each.cell) for each in found if each.value is not None]
-        return max(known, key=lambda each: each[0], default=(None, None))[1]  # of equal ones the first
+        return max(known, key=lambda each: each[0], default=(None, None))[1]  # of ties the first
 
     def cells(self, names: Sequence[str], *, choosing: bool) -> Iterator[Cell]:
         """Yield the runs of these tasks that can start: with `choosing` those that decide choices, else all others.
@@ -390,6 +390,6 @@ class Plan:
 
 
 def choices_of(task: SuiteTaskConfig) -> list[Choice]:
-    """Each value of each key with each of the others; one that is empty where nothing is left open."""
+    """Return all combinations of the values in `choices`; without any, one empty choice."""
     keys = list(task.choices)
     return [Choice(tuple(zip(keys, values, strict=True))) for values in itertools.product(*task.choices.values())]

@@ -78,11 +78,11 @@ def finetune_many(
     """Fine-tune every model on every task with every seed: a suite without a file. Arguments and errors are as above.
 
     Raises:
-        ConfigError: two tasks have one name.
+        ConfigError: two tasks have the same name.
     """
     suite = SuiteConfig(tasks={Path(task).stem: SuiteTaskConfig(finetune=task) for task in tasks}, seeds=[SEED])
     if len(suite.tasks) < len(tasks):
-        raise ConfigError(f"{' '.join(tasks)}: two of them have one name. Name each once, or rename a file.")
+        raise ConfigError(f"{' '.join(tasks)}: two of them have the same name. Name each once, or rename a file.")
     for model in models:
         look_up(named_model(model).source)
     _run(Plan(suite, Path(), list(dict.fromkeys(models)), seeds, out, overrides), out, jobs, retry)

@@ -2,7 +2,7 @@
 
     python -m modernbert_train.evaluate.suite.submission TASK --model RUN submit=JSON ... runs_folder=OUT name=X
 
-writes the predictions of a finished run; a suite does so of the seed that is best where its choices are made. The
+writes the predictions of a finished run; a suite does so for the seed that is best on the split that decides. The
 result has the text of each file of `submit`, as GLUE's server takes it: `index`, `prediction`.
 """
 
@@ -76,7 +76,7 @@ def predict(task_name: str, run: Path, words: Sequence[str], out: Path) -> None:
     known = next(iter(task.validation.values()))  # small, while the training texts are many
     splits = {each.split.replace("/", "-"): each.split for each in files.values()}
     to_predict, texts = replace(task, train=known, validation={}, predict=splits, labels=labels), out / "task"
-    shutil.rmtree(texts, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(texts, ignore_errors=True)  # left by a killed process
     prepared = prepare(to_predict, run / "task" / TOKENIZER, made["max_tokens"], texts)
     write_predictions(config, to_predict, prepared, find_outcome(config, task).checkpoint, out / PREDICTIONS)
     write_submission(files, kind_of(task.kind), labels, task_name, run, out)

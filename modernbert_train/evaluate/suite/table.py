@@ -1,4 +1,4 @@
-"""The table of a suite: models as rows, tasks as columns, published rows below; of each cell the runs behind it."""
+"""Make the table of a suite: models as rows, tasks as columns, published rows below; each cell lists its runs."""
 
 from __future__ import annotations
 

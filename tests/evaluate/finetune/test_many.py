@@ -62,7 +62,7 @@ def test_two_models_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
     assert len({*labels_of(["a/b", "a-b", "x/../a:b"]).values()}) == 3
     names = {run_name("tone", f"runs/{'long' * 40}", f"01234567-{seed}") for seed in SEEDS}
     assert len(names) == 2 and {len(name) for name in names} == {100}  # otherwise all seeds would be one run
-    with pytest.raises(ConfigError, match="two of them have one name"):
+    with pytest.raises(ConfigError, match="two of them have the same name"):
         finetune_many(["rte", "own/rte.yaml"], ["a"], [1], tmp_path, 1, [])
 
 

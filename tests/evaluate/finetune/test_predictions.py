@@ -109,7 +109,7 @@ def test_a_class_that_only_the_measured_texts_have_is_never_predicted_correctly(
     assert found["accuracy"] == pytest.approx(right) and right <= known < 1
     of_a = 2 * right * 40 / sum(len(each["prediction"]) + (each["label"] == ["a"]) for each in told)
     assert found["macro_f1"] == pytest.approx(of_a / 2) and found["micro_f1"] <= of_a
-    assert "of classes that training has not" in capsys.readouterr().out
+    assert "of classes missing in training" in capsys.readouterr().out
 
 
 @pytest.mark.runs

@@ -48,7 +48,7 @@ def test_texts_become_documents_with_their_labels(tmp_path: Path, tokenizer: Pat
     assert by_text["kelo"] == [[0]]
     assert documents(prepared.folder / "dev", tokenizer)[1].labels[1].tolist() == [[2]]  # type: ignore[index]
     assert prepared.counts["dev"].unseen == 1
-    assert "1 of classes that training has not" in "\n".join(warnings_of(prepared, task_of(tmp_path)))
+    assert "1 of classes missing in training" in "\n".join(warnings_of(prepared, task_of(tmp_path)))
 
 
 def test_texts_that_are_measured_and_learned_and_texts_of_two_classes_are_named(
@@ -61,8 +61,8 @@ def test_texts_that_are_measured_and_learned_and_texts_of_two_classes_are_named(
     assert (prepared.counts["dev"].in_train, prepared.counts["train"].in_train) == (1, 0)
     assert (prepared.counts["dev"].many_labels, prepared.counts["train"].many_labels) == (0, 2)
     said = [*warnings_of(prepared, task_of(tmp_path))]
-    assert said[0] == "train: of 4 texts 2 of which the same text has another label elsewhere"
-    assert said[1].startswith("dev: of 3 texts 1 that train has too, so figures measure memorisation")
+    assert said[0] == "train: of 4 texts 2 that occur elsewhere with another label"
+    assert said[1].startswith("dev: of 3 texts 1 that are in train too, so figures measure memorisation")
 
 
 def test_the_longer_text_of_a_pair_is_cut_first_and_counted(tmp_path: Path, tokenizer: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_hub_that_does_not_answer_says_what_to_do(monkeypatch: pytest.MonkeyPa
         ({"text_columns": ["label"]}, "the text would contain the label"),
         ({"labels": ["a", "a"]}, "a name is listed twice"),
         ({"metrics": ["bleu"]}, "bleu is not one of kind=single-label"),
-        ({"metrics": ["f1"]}, "f1 is of the second of two labels"),
+        ({"metrics": ["f1"]}, "f1 measures the second of two labels"),
         ({"kind": "regression", "labels": ["a", "b"]}, "a score has none"),
         ({"warmup": 1.5}, "warmup=1.5: must be at least 0 and below 1"),
         ({"epochs": 0}, "must be above 0"),
