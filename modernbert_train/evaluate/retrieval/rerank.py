@@ -25,7 +25,7 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.retrieval.beir import checked
 from modernbert_train.evaluate.retrieval.bm25 import open_searching
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, exported, quiet
-from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, is_sentence_model
+from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, files_hash, is_sentence_model
 from modernbert_train.evaluate.retrieval.sets import Measured, Set, evaluate_task, identity_of, task_of
 from modernbert_train.report.counting import Counting
 
@@ -191,7 +191,7 @@ class Reranking:
         self._config, first = config, EvaluateConfig(device=config.device)
         self._file = Path(config.rerank) if is_candidates(config.rerank) else None
         self._searching = None if self._file is not None else open_searching(config.rerank, first)
-        self._model = open_reranker(model, config)
+        self._model, self._files_hash = open_reranker(model, config), files_hash(model)
         self.about = {
             "pooling": "none: reads query and document together",
             "max_tokens": self._model.max_seq_length,
@@ -200,12 +200,10 @@ class Reranking:
     @property
     def identity(self) -> dict[str, Any]:
         """All that determines the scores: the model, the candidates and their number, and the prompts."""
-        from modernbert_train.evaluate.retrieval.kept import weights_sha256
-
         keys = ("rerank_top", "query_prompt", "document_prompt")
         searching, file = self._searching, Path(str(self._config.rerank))
         first = file_sha256(file) if searching is None else identity_of(searching)
-        own = {"weights": weights_sha256(self._model.state_dict()), "about": self.about, "first_stage": first}
+        own = {"weights": self._files_hash, "about": self.about, "first_stage": first}
         return own | {key: getattr(self._config, key) for key in keys}
 
     def measure(self, each: Set) -> Measured:

@@ -24,14 +24,13 @@ from modernbert_train.evaluate.retrieval.runs import (
     quiet,
 )
 from modernbert_train.weights.formats.sentence_encoder import SETTINGS, read_own
-from modernbert_train.weights.names import fetched, is_hub_id, look_up
+from modernbert_train.weights.names import MODULES, fetched, is_hub_id, look_up, weights_hash
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
     Model = SentenceTransformer | MultiVectorEncoder | SparseEncoder
 
-MODULES = "modules.json"  # by which a folder is one of sentence-transformers
 _OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # what such a folder has itself
 _LIBRARY = "sentence_transformers."
 _MULTI, _SPARSE = "MultiVectorEncoder", "SparseEncoder"
@@ -158,6 +157,19 @@ def sentence_folder(name: str) -> str | None:
         return None
     folder = fetched(look_up(name))  # of an old layout, the folder of its encoder
     return next((str(each) for each in (folder, folder.parent) if is_sentence_model(str(each))), None)
+
+
+def files_hash(name: str) -> str:
+    """Return a hash of all files that determine what an opened model computes; a baseline is named before it.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    named = encoder_named(name)
+    found = weights_hash(sentence_folder(named.source) or named.source, whole=True)
+    if found is None:
+        raise DataError(f"--model={name}: its files cannot be read. Restore them from a copy, or name another model.")
+    return ":".join((*named.baseline, found))
 
 
 def open_sentence_model(name: str, config: EncodeConfig) -> Model:

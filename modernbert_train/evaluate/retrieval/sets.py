@@ -229,7 +229,7 @@ def determinants_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
 
 def identity_of(model: Watched | Bm25) -> dict[str, Any]:
     """Return what determines the scores of a model."""
-    return {"weights": model.weights_sha256, "about": asdict(model.about)}
+    return {"weights": model.files_hash, "about": asdict(model.about)}
 
 
 def measured_once(

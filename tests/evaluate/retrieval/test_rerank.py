@@ -143,6 +143,13 @@ def test_a_set_that_was_reranked_before_a_stop_is_not_reranked_again(
     for key in ("rerank_top=1", f"rerank={encoder}"):
         assert main(["retrieval", "evaluate", str(other), *words, key]) == 0
         assert "measured before" not in capsys.readouterr().out
+    hf, words[1] = model / "hf/tokenizer.json", f"{model}/hf"
+    assert main(["retrieval", "evaluate", str(other), *words]) == 0
+    content = json.loads(hf.read_text())
+    hf.write_text(json.dumps(content | {"model": content["model"] | {"merges": content["model"]["merges"][:10]}}))
+    capsys.readouterr()
+    assert main(["retrieval", "evaluate", str(other), *words]) == 0  # the same weights with another tokenizer
+    assert "measured before" not in capsys.readouterr().out
 
 
 BROKEN = {
