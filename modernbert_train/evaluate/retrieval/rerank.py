@@ -22,10 +22,17 @@ from modernbert_train.core.text import number_in, shorten
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.data.read.task_rows import lines_of
 from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.retrieval.beir import checked
 from modernbert_train.evaluate.retrieval.bm25 import open_searching
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, exported, quiet
-from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, files_hash, is_sentence_model
+from modernbert_train.evaluate.retrieval.sentence_model import (
+    CROSS,
+    check_sentence_model,
+    class_of,
+    files_hash,
+    is_sentence_model,
+)
 from modernbert_train.evaluate.retrieval.sets import Measured, Set, evaluate_task, identity_of, task_of
 from modernbert_train.report.counting import Counting
 
@@ -103,11 +110,16 @@ def _scoring(name: str) -> Source:
     """Open a model of `finetune` that scores pairs."""
     source = encoder_source(name)
     kind = source.objective.label_scheme[:1] if source.objective is not None else ()
-    if kind not in (("single-label",), ("regression",)):
-        raise ConfigError(
-            f"--model={name}: scores no pairs of texts. Name a model of `finetune` with two text_columns."
-        )
+    # a checkpoint lies in checkpoints of its run, an export beside the run's result
+    result = read_result((source.folder if source.checkpoint is None else source.folder.parent).parent / RESULT) or {}
+    columns = result.get("settings", {}).get("text_columns")
+    if kind not in (("single-label",), ("regression",)) or (isinstance(columns, list) and len(columns) == 1):
+        raise _no_pairs(name)
     return source
+
+
+def _no_pairs(name: str) -> ConfigError:
+    return ConfigError(f"--model={name}: scores no pairs of texts. Name a model of `finetune` with two text_columns.")
 
 
 def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
@@ -126,6 +138,8 @@ def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
 
     if is_sentence_model(name):
         check_sentence_model(name, config)
+        if class_of(Path(name)) != CROSS:  # the library would add a classifier with random weights
+            raise _no_pairs(name)
         model = load(name)
     else:
         with exported(_scoring(name)) as folder, quiet():

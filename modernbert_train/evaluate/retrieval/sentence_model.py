@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # what such a folder has itself
 _LIBRARY = "sentence_transformers."
-_MULTI, _SPARSE = "MultiVectorEncoder", "SparseEncoder"
+CROSS, _MULTI, _SPARSE = "CrossEncoder", "MultiVectorEncoder", "SparseEncoder"
 _OLD_POOLING = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}  # keys before version 5
 
 
@@ -138,11 +138,11 @@ def is_sparse(model: Model) -> bool:
     return type(model).__name__ == _SPARSE
 
 
-def _class_of(folder: Path) -> str:
-    """Return the class of a folder, read without opening it."""
+def class_of(folder: Path) -> str:
+    """Return the class of a folder, read without opening it; those of old versions are SentenceTransformer."""
     about = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     named = about.get("model_type") if isinstance(about, dict) else None
-    return named if named in (_MULTI, _SPARSE) else "SentenceTransformer"
+    return named if named in (_MULTI, _SPARSE, CROSS) else "SentenceTransformer"
 
 
 def sentence_folder(name: str) -> str | None:
@@ -180,7 +180,7 @@ def open_sentence_model(name: str, config: EncodeConfig) -> Model:
         config: pooling, prompts, lengths and the device.
 
     Raises:
-        ConfigError: it asks for more tokens than the model was trained on, or for a GPU that is not there.
+        ConfigError: it gives no vectors, or the keys ask for more tokens than it was trained on, or for a missing GPU.
         DataError, StorageError: see `open_model`; or the library cannot open the folder.
     """
     from transformers.utils.logging import disable_progress_bar
@@ -244,7 +244,11 @@ def _load(name: str, config: EncodeConfig) -> Model:
 
     from modernbert_train.weights.source import require_finite
 
-    kind = getattr(sentence_transformers, _class_of(Path(name)))
+    if (named := class_of(Path(name))) == CROSS:
+        raise ConfigError(
+            f"--model={name}: scores pairs of texts, and gives no vectors. Give it a first stage, rerank=."
+        )
+    kind = getattr(sentence_transformers, named)
     device = choose_device(config.device)
     settings: dict[str, Any] = {"device": device, "local_files_only": True, "trust_remote_code": False}
     with _opening(name):

@@ -152,6 +152,27 @@ def test_a_set_that_was_reranked_before_a_stop_is_not_reranked_again(
     assert "measured before" not in capsys.readouterr().out
 
 
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_only_a_model_that_was_trained_on_pairs_reranks(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """sentence-transformers would give an embedding model a classifier with random weights, and rank with it."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+    CrossEncoder(str(encoder), num_labels=1, device="cpu").save_pretrained(str(tmp_path / "cross"))
+    SentenceTransformer(str(encoder), device="cpu").save_pretrained(str(tmp_path / "st"))
+    one = reranker(toy, encoder, tmp_path, epochs=1, text_columns=["text"])
+    where = [f"runs_folder={tmp_path}/runs", "device=cpu", "name=a"]
+    words = ["retrieval", "evaluate", str(toy), *where, "rerank=bm25", "rerank_top=2", "--model"]
+    for model in (tmp_path / "st", one, one / "hf"):
+        assert main([*words, str(model)]) == 78
+        assert f"--model={model}: scores no pairs of texts. Name a model of `finetune`" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "cross")]) == 0
+    assert main(["retrieval", "evaluate", str(toy), *where, "--model", str(tmp_path / "cross")]) == 78
+    assert "scores pairs of texts, and gives no vectors" in capsys.readouterr().err
+
+
 BROKEN = {
     "columns": ("q1 Q0 d1 1 0.5\n", "line 1 has 5 columns"),
     "score": ("q1 Q0 d1 1 high bm25\n", "line 1: the score 'high' is no number"),
