@@ -30,8 +30,16 @@ from modernbert_train.evaluate.retrieval.recipe import Recipe
 from modernbert_train.evaluate.retrieval.retrieval import in_words, measure_trained
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named, encoder_source
 from modernbert_train.evaluate.retrieval.sentence_model import own_settings, sentence_folder
-from modernbert_train.train.recipes import adamw, first_weights, held_for_all, phase, run_of, training_of
-from modernbert_train.train.session import train
+from modernbert_train.train.recipes import (
+    adamw,
+    first_hash,
+    first_weights,
+    held_for_all,
+    phase,
+    run_of,
+    train_recipe,
+    training_of,
+)
 from modernbert_train.vocabulary import copy_tokenizer
 from modernbert_train.weights.export import export_run, own_prompts
 from modernbert_train.weights.source import Source
@@ -70,7 +78,7 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
         files |= {name: file for each in recipe.sets for name, file in each.files.items()}
         run = _run(recipe, source, card, max_tokens)
         with in_words_of(_advice_as_typed(recipe)):
-            train(run)
+            train_recipe(run)
         if not speaks_for_all():
             return None
         export_run(run, out=folder / MODEL, quiet=True)
@@ -104,6 +112,7 @@ def _measure(recipe: Recipe, card: DatasetCard, run: RunConfig, files: dict[str,
         task=recipe.name,
         source=recipe.model,
         weights=first_weights(run),
+        begun=first_hash(run),
         seed=config.seed,
         run=folder.name,
         figures=figures,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.run_folder import held
@@ -65,6 +66,25 @@ def test_a_run_that_another_command_trains_keeps_its_files(
         assert main([*words, "lr=1e-4"]) == 78
     assert "runs/mine: in use by process" in capsys.readouterr().err
     assert [file.read_bytes() for file in files] == made
+
+
+@pytest.mark.runs
+def test_a_run_is_not_continued_with_other_first_weights(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures of the old weights were written as the new ones'."""
+    model = shutil.copytree(encoder, tmp_path / "model")
+    words = ["retrieval", "train", recipe(tmp_path, toy, epochs=1), "--model", str(model), "name=mine"]
+    assert main(words) == 0
+    made = (tmp_path / "runs/mine/result.json").read_bytes()
+    assert main([*words, "lr=1e-4"]) == 78
+    said = capsys.readouterr().err
+    assert f", or remove {tmp_path}/runs/mine." in said and "--fresh" not in said
+    file = model / "model.safetensors"
+    save_file({key: tensor + 1 for key, tensor in load_file(file).items()}, file)
+    assert main(words) == 78
+    assert f"the weights that it began with, {model}, have changed since" in capsys.readouterr().err
+    assert (tmp_path / "runs/mine/result.json").read_bytes() == made
 
 
 ROWS = {
