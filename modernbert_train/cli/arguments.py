@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -43,6 +44,16 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG_YAML).is_file()
 
 
+def is_override(word: str) -> bool:
+    """True if a word is KEY=VALUE, and no path with such a sign; a model's may follow frozen: or untrained:."""
+    key, equals, _ = word.partition("=")
+    if ":" in key:
+        from modernbert_train.evaluate.finetune.task import named_model
+
+        word = named_model(word).source
+    return bool(equals) and not os.path.exists(word)
+
+
 def read_run(arguments: list[str]) -> RunConfig:
     """Load the configuration named on a command line: YAML files or one run folder, and overrides."""
     from modernbert_train.weights.names import read_config
@@ -56,9 +67,9 @@ def files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
     A run's folder may have been moved or copied, or be named from another working directory. Overrides are added so
     that the configuration means this folder, and not the one that its config.yaml was written for.
     """
-    paths = [Path(argument) for argument in arguments if "=" not in argument]
+    paths = [Path(argument) for argument in arguments if not is_override(argument)]
     overrides = [word for path in paths for word in _present_place(path)]
-    overrides += [argument for argument in arguments if "=" in argument]
+    overrides += [argument for argument in arguments if is_override(argument)]
     return [path / CONFIG_YAML if path.is_dir() else path for path in paths], overrides
 
 
@@ -126,7 +137,7 @@ def named_model(words: list[str]) -> str | None:
     """Return the model that a command line names, other than a run by its folder or its YAML files."""
     from modernbert_train.weights.names import is_checkpoint
 
-    for word in (word for word in words if "=" not in word and not word.endswith((".yaml", ".yml"))):
+    for word in (word for word in words if not is_override(word) and not word.endswith((".yaml", ".yml"))):
         if not is_run(Path(word)) or is_checkpoint(Path(word)):
             return word
     return None
