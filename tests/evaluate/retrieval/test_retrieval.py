@@ -72,6 +72,21 @@ def test_identical_ids_are_left_out_if_configured(encoder: Path, write_beir: Wri
     assert found == [0.5, 1.0]
 
 
+def test_a_set_is_not_named_as_the_mean_of_all_sets(
+    encoder: Path, write_beir: WriteBeir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures were replaced by the mean on the terminal."""
+    first, other = (
+        write_beir({"a": "aba", "b": "xyz"}, {"q": "aba"}, name, train=[("q", "b", 1)], test=[("q", "a", 1)])
+        for name in ("mean", "other")
+    )
+    assert main(["retrieval", "evaluate", str(first), str(other), "--model", "bm25"]) == 78
+    assert f"{first}: results have the mean of all sets under the name mean. Rename the f" in capsys.readouterr().err
+    file = recipe(tmp_path, other, evaluate={"mean": str(other)})
+    assert main(["retrieval", "train", file, "--model", str(encoder)]) == 78
+    assert "evaluate.mean: results have the mean" in capsys.readouterr().err
+
+
 @pytest.mark.weekly
 @needs_scifact
 @pytest.mark.slow
