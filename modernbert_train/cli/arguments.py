@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.checkpoints.results import run_of
 from modernbert_train.checkpoints.run_folder import RESOLVED, TOKENIZER_COPY
-from modernbert_train.config.read import read_yaml
+from modernbert_train.config.read import literal, read_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.read_json import read_json
 from modernbert_train.distributed.launched import check_launch_variables
@@ -84,7 +84,7 @@ def _present_place(folder: Path) -> list[str]:
     written = Path(str(tree.get("runs_folder", RunConfig.runs_folder))) / str(tree.get("name"))
     words = [*_present_paths(run, written, tree)]
     if not _is_same(written, run):
-        words += [f"runs_folder={json.dumps(str(run.parent))}", f"name={json.dumps(run.name)}"]
+        words += [f"runs_folder={json.dumps(literal(str(run.parent)))}", f"name={json.dumps(literal(run.name))}"]
     return words
 
 
@@ -113,7 +113,7 @@ def _present_paths(run: Path, written: Path, tree: Any) -> Iterator[str]:
         places = [path, *inside, home / path] if begins_here else [*inside, home / path, path]
         found = next((each for each in places if each.exists()), path)
         if found != path:
-            yield f"{key}={json.dumps(str(found))}"
+            yield f"{key}={json.dumps(literal(str(found)))}"
 
 
 def _paths(tree: Any) -> Iterator[tuple[str, Path]]:

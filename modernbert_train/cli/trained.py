@@ -17,6 +17,7 @@ from modernbert_train.cli.arguments import (
     with_run,
 )
 from modernbert_train.cli.parser import Call, positive, whole
+from modernbert_train.config.read import literal
 from modernbert_train.core.text import printable
 from modernbert_train.distributed.launched import refuse_ranks
 from modernbert_train.errors import ConfigError
@@ -70,7 +71,11 @@ def _evaluate(options: argparse.Namespace) -> None:
         words = [word for word in words if word != model]
         if all(map(is_override, words)):
             raise ConfigError(f"eval {model}: names no text to measure. Add a run's YAML file: eval {model} RUN.yaml.")
-        words += [f"weights.init_from={json.dumps(model)}", "weights.grow_from=null", "weights.shrink_from=null"]
+        words += [
+            f"weights.init_from={json.dumps(literal(model))}",
+            "weights.grow_from=null",
+            "weights.shrink_from=null",
+        ]
     config = read_sound(words, "measure")
     if is_other or (checkpoint is None and config.weights.named and not RunFolder(config).has_checkpoints()):
         from modernbert_train.evaluate.first_weights import describe_first

@@ -15,6 +15,7 @@ import yaml
 
 from modernbert_train.checkpoints.run_folder import BUSY, RunFolder, held
 from modernbert_train.config.load import load_run
+from modernbert_train.config.read import literal
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.claim import START_OVER
 from modernbert_train.core.files import write_whole
@@ -107,7 +108,7 @@ def run_of(
     }
     with TemporaryDirectory() as own:
         file = file if speaks_for_all() else Path(own, file.name)
-        write_whole(file, yaml.safe_dump(tree | dict(sections), sort_keys=False))
+        write_whole(file, yaml.safe_dump(literal(tree | dict(sections)), sort_keys=False))
         return load_run([file], overrides)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from modernbert_train.checkpoints.checkpoint import newest_checkpoint
+from modernbert_train.config.read import literal
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import ending, lock, os_errors_as, write_whole
@@ -206,7 +207,7 @@ def _write_spec(recipe: Recipe, max_tokens: int, home: Path) -> Path:
         "tokenizer": {"path": str(home / "tokenizer")},
         "validation_share": 0.0,
     }
-    file = home / SPEC
+    file, spec = home / SPEC, literal(spec)
     if file.exists():
         there = yaml.safe_load(file.read_text(encoding="utf-8"))
         changed = changes({key: there.get(key) for key in spec}, spec)
@@ -294,7 +295,7 @@ def _run(recipe: Recipe, source: Source, card: DatasetCard, max_tokens: int) -> 
         "phases": {PHASE: only},
         "checkpoint": {"keep": 2, "interval_steps": config.save_every_steps},
     }
-    own = [f"name={folder.name}", f"runs_folder={config.runs_folder}", f"seed={config.seed}"]
+    own = [f"name={folder.name}", f"runs_folder={literal(config.runs_folder)}", f"seed={config.seed}"]
     shards = folder / PAIRS / SHARDS
     of_data: dict[str, Any] = {"train": shards / "train", "tokenizer": shards / "tokenizer", "texts": card.documents}
     return run_of(folder / RUN_YAML, source, named, sections, [*own, *recipe.run], **of_data)

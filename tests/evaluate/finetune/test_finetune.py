@@ -282,7 +282,7 @@ def test_a_run_is_not_continued_with_other_first_weights_or_settings(
     write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The figures of the old weights were written as the new ones'."""
-    model = shutil.copytree(models["bert"], tmp_path / "model")
+    model = shutil.copytree(models["bert"], tmp_path / "${model}")  # no interpolation
     task, folder = write_task(epochs=1), tmp_path / "runs/tone"
     words = ["finetune", str(task), "--model", str(model), f"runs_folder={tmp_path}/runs", "name=tone", *FAST]
     result = finetune(task, model, tmp_path / "runs")

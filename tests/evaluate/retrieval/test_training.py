@@ -73,7 +73,7 @@ def test_a_run_is_not_continued_with_other_first_weights(
     encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The figures of the old weights were written as the new ones'."""
-    model = shutil.copytree(encoder, tmp_path / "model")
+    model = shutil.copytree(encoder, tmp_path / "${model}")  # no interpolation
     words = ["retrieval", "train", recipe(tmp_path, toy, epochs=1), "--model", str(model), "name=mine"]
     assert main(words) == 0
     made = (tmp_path / "runs/mine/result.json").read_bytes()
