@@ -221,7 +221,7 @@ def _as_typed(recipe: Recipe, home: Path) -> Iterator[tuple[str, str]]:
     """Yield keys and advice in errors of `prepare` with what a recipe has in their place; see `in_words_of`."""
     correct = r" Fix or remove it, or set on_error=skip to drop and count damaged documents\."
     columns = "query_column, positive_column or negative_columns"
-    yield rf"(no column .*\.){correct}", rf"\1 Set {columns} to columns that are there."
+    yield rf"(no (?:column|field) .*\.){correct}", rf"\1 Set {columns} to columns that are there."
     yield correct, " Correct it, or remove it; text that is not UTF-8: iconv -f ENCODING -t UTF-8."
     yield r" To drop these documents, set \S+ to the share that may be dropped\.", ""
     yield from _advice_as_typed(recipe)

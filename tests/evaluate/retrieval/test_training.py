@@ -89,6 +89,7 @@ def test_a_run_is_not_continued_with_other_first_weights(
 
 ROWS = {
     "another column": ("question\tpositive\na\tb\n", "no column 'query'", "Set query_column"),
+    "another field": ('{"question": "a", "positive": "b"}\n', "no field 'query'", "Set query_column"),
     "no text": (
         "query\tpositive\n" + "\tb\n" * 20,
         "none of its 20 documents is left",
@@ -105,12 +106,12 @@ def test_pairs_that_cannot_be_read_are_refused_with_what_the_recipe_can_change(
 ) -> None:
     """Not with keys of the spec of `prepare` that the verb has written, which no argument changes."""
     text, fault, advice = ROWS[case]
-    file = tmp_path / "pairs.tsv"
+    file = tmp_path / f"pairs.{'jsonl' if text[0] == '{' else 'tsv'}"
     file.write_bytes(text.encode("latin-1" if case == "another encoding" else "utf-8"))
     assert main(["retrieval", "train", recipe(tmp_path, toy), "--model", str(encoder), f"train=[{file}]"]) == 65
     said = capsys.readouterr().err
     assert f"error: {file}:" in said and fault in said and advice in said
-    assert "sources." not in said and "on_error" not in said
+    assert "sources." not in said and "on_error" not in said and ("iconv" in said) == ("iconv" in advice)
 
 
 @pytest.mark.runs
