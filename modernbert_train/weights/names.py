@@ -149,9 +149,9 @@ def weights_hash(name: str, *, whole: bool = False) -> str | None:
 
 
 def _files_of(folder: Path) -> set[Path]:
-    """Return the files that decide what a model computes, with all modules of sentence-transformers.
+    """Return the files that determine the output of a model, with all modules of sentence-transformers.
 
-    A tokenizer without tokenizer.json is in files that sentence-transformers reads.
+    Without tokenizer.json, sentence-transformers reads other files.
     """
     home = folder.parent if not (folder / MODULES).exists() and (folder.parent / MODULES).exists() else folder
     modules = read_json(home / MODULES) if (home / MODULES).exists() else []

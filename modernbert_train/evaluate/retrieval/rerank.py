@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
 
 Scores = dict[str, dict[str, float]]  # by query and document
+WITHOUT_CANDIDATES = "queries_without_candidates"  # figure: judged ones, which count as 0
 RUN_ENDS = (".trec", ".run", ".txt", ".tsv", ".json")  # of files of candidates
 _PAIRS = 1024  # between two looks at the clock
 _TREC = 6  # columns: query, Q0, document, rank, score, name of the run
@@ -110,7 +111,7 @@ def _scoring(name: str) -> Source:
     """Open a model of `finetune` that scores pairs."""
     source = encoder_source(name)
     kind = source.objective.label_scheme[:1] if source.objective is not None else ()
-    # a checkpoint lies in checkpoints of its run, an export beside the run's result
+    # result.json is in the run's folder, above checkpoints and the export
     result = read_result((source.folder if source.checkpoint is None else source.folder.parent).parent / RESULT) or {}
     columns = result.get("settings", {}).get("text_columns")
     if kind not in (("single-label",), ("regression",)) or (isinstance(columns, list) and len(columns) == 1):
@@ -236,7 +237,9 @@ class Reranking:
             first = {query: {name: s for name, s in found.items() if name != query} for query, found in first.items()}
         before, _ = evaluate_task(Given(first, meta), task, config)
         found, _ = evaluate_task(Given(self._rerank(each, first, data), meta), task, config)
-        return {name: found[name] for name in RANKING} | {_FIRST_STAGE: before[RANKING[0]]}, {}
+        figures = {name: found[name] for name in RANKING} | {_FIRST_STAGE: before[RANKING[0]]}
+        lacking = sum(not first.get(query) for query in data["relevant_docs"])
+        return figures | ({WITHOUT_CANDIDATES: float(lacking)} if lacking else {}), {}
 
     def _first_stage(self, each: Set, task: Any, split: str, data: Any) -> Scores:
         if self._file is not None:

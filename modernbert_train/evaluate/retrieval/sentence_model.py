@@ -139,7 +139,7 @@ def is_sparse(model: Model) -> bool:
 
 
 def class_of(folder: Path) -> str:
-    """Return the class of a folder, read without opening it; those of old versions are SentenceTransformer."""
+    """Return the class of a folder, read without opening it; old versions write none."""
     about = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     named = about.get("model_type") if isinstance(about, dict) else None
     return named if named in (_MULTI, _SPARSE, CROSS) else "SentenceTransformer"
@@ -160,7 +160,7 @@ def sentence_folder(name: str) -> str | None:
 
 
 def files_hash(name: str) -> str:
-    """Return a hash of all files that determine what an opened model computes; a baseline is named before it.
+    """Return a hash of all files that determine the output of a model, after the names of its baselines.
 
     Raises:
         DataError: a file cannot be read.

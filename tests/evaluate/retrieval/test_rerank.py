@@ -169,6 +169,13 @@ def test_only_a_model_that_was_trained_on_pairs_reranks(
         assert main([*words, str(model)]) == 78
         assert f"--model={model}: scores no pairs of texts. Name a model of `finetune`" in capsys.readouterr().err
     assert main([*words, str(tmp_path / "cross")]) == 0
+    (query, (right,)), *others = read_beir(toy, "test").qrels.items()
+    (tmp_path / "one.trec").write_text(f"{query} Q0 {right} 1 1 bm25\n", encoding="utf-8")
+    for _ in range(2):  # the second time the figures are those of the first
+        assert main([*words, str(tmp_path / "cross"), f"rerank={tmp_path}/one.trec"]) == 0
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert f"{len(others)} judged queries of toy lack candidates and count as 0" in said
+    assert result_of(tmp_path / "runs/a")["figures"]["toy"]["ndcg_at_10"] == pytest.approx(1 / (1 + len(others)))
     assert main(["retrieval", "evaluate", str(toy), *where, "--model", str(tmp_path / "cross")]) == 78
     assert "scores pairs of texts, and gives no vectors" in capsys.readouterr().err
 
