@@ -38,6 +38,7 @@ from modernbert_train.evaluate.retrieval.sentence_model import (
     is_multi_vector,
     is_sparse,
     open_sentence_model,
+    pinned,
 )
 from modernbert_train.report.counting import Counting
 
@@ -79,6 +80,7 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
             f"{', '.join(files)}: {len(pairs):,} pairs are left ({_listed(counts)}), and mining compares a query with "
             "the positives of others. Give more."
         )
+    model = pinned(model)
     opened = open_sentence_model(model, config)
     if is_multi_vector(opened) or is_sparse(opened):
         kind = "sparse vectors" if is_sparse(opened) else "a vector for each token"

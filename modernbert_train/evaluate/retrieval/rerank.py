@@ -32,6 +32,7 @@ from modernbert_train.evaluate.retrieval.sentence_model import (
     class_of,
     files_hash,
     is_sentence_model,
+    pinned,
 )
 from modernbert_train.evaluate.retrieval.sets import Measured, Set, evaluate_task, identity_of, task_of
 from modernbert_train.report.counting import Counting
@@ -206,6 +207,7 @@ class Reranking:
         self._config, first = config, EvaluateConfig(device=config.device)
         self._file = Path(config.rerank) if is_candidates(config.rerank) else None
         self._searching = None if self._file is not None else open_searching(config.rerank, first)
+        model = pinned(model)
         self._model, self._files_hash = open_reranker(model, config), files_hash(model)
         self.about = {
             "pooling": "none: reads query and document together",

@@ -77,6 +77,7 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
                 figures=figures,
                 counts={each.name: each.counts for each in sets if each.counts},
                 settings={**asdict(config), **about},
+                begun=None,
                 **{DATA_FILES: _files_read(sets, config)},
             )
             print(in_words(folder.name, figures, folder / RESULT))

@@ -159,8 +159,21 @@ def sentence_folder(name: str) -> str | None:
     return next((str(each) for each in (folder, folder.parent) if is_sentence_model(str(each))), None)
 
 
+def pinned(name: str) -> str:
+    """Return the name of a run's newest whole checkpoint, for a run that may be training; any other name unchanged."""
+    named = encoder_named(name)
+    if is_sentence_model(named.source) or look_up(named.source).kind != "run":
+        return name
+    from modernbert_train.checkpoints.checkpoint import newest_checkpoint
+
+    return ":".join((*named.baseline, str(newest_checkpoint(Path(named.source)).folder)))
+
+
 def files_hash(name: str) -> str:
     """Return a hash of all files that determine the output of a model, after the names of its baselines.
+
+    Args:
+        name: see `pinned`, under which the model was opened.
 
     Raises:
         DataError: a file cannot be read.

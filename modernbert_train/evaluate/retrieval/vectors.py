@@ -28,6 +28,7 @@ from modernbert_train.evaluate.retrieval.sentence_model import (
     is_multi_vector,
     is_sparse,
     open_sentence_model,
+    pinned,
     sentence_folder,
 )
 from modernbert_train.report.counting import Counting
@@ -196,6 +197,7 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
 
     folder = None if keep is None else Path(keep)
     meta = ModelMeta.create_empty({"name": f"local/{Path(name).name}", "revision": "local"})
+    name = pinned(name)
     own, trained, source = sentence_folder(name), None, None
     if own is None:
         source = encoder_source(name)

@@ -24,7 +24,9 @@ needs_scifact = pytest.mark.skipif(not SCIFACT.is_dir(), reason="no SciFact here
 
 
 @pytest.mark.runs
-def test_a_run_is_measured_as_it_is_exported(tiny_run: TinyRun, toy: Path, tmp_path: Path) -> None:
+def test_a_run_is_measured_as_it_is_exported(
+    tiny_run: TinyRun, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Run, checkpoint and export are one model; only the export is a folder that sentence-transformers loads."""
     from sentence_transformers import SentenceTransformer
 
@@ -40,6 +42,15 @@ def test_a_run_is_measured_as_it_is_exported(tiny_run: TinyRun, toy: Path, tmp_p
         assert main(["retrieval", "evaluate", str(toy), "--model", str(source), *keys]) == 0
         figures.append(result_of(tmp_path / f"runs/measured-{number}")["figures"])
     assert figures[0] == figures[1] == figures[2]
+    # while the newest checkpoint is damaged, the one before it is measured, and kept as that one
+    weights = max((run / "checkpoints").iterdir()) / "model.safetensors"
+    whole = weights.read_bytes()
+    for content in (whole[:-1] + bytes([whole[-1] ^ 1]), whole):
+        weights.write_bytes(content)
+        capsys.readouterr()
+        words = ["--model", str(run), "name=damaged", f"runs_folder={tmp_path}/runs", "device=cpu"]
+        assert main(["retrieval", "evaluate", str(toy), *words]) == 0
+        assert "measured before" not in capsys.readouterr().out
 
 
 @pytest.mark.runs

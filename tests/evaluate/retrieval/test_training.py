@@ -77,6 +77,8 @@ def test_a_run_is_not_continued_with_other_first_weights(
     words = ["retrieval", "train", recipe(tmp_path, toy, epochs=1), "--model", str(model), "name=mine"]
     assert main(words) == 0
     made = (tmp_path / "runs/mine/result.json").read_bytes()
+    capsys.readouterr()
+    assert main(words) == 0 and "toy: measured before" in capsys.readouterr().out
     assert main([*words, "lr=1e-4"]) == 78
     said = capsys.readouterr().err
     assert f", or remove {tmp_path}/runs/mine." in said and "--fresh" not in said
