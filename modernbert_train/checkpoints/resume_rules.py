@@ -16,7 +16,7 @@ from modernbert_train.checkpoints.run_folder import changed_keys, fixed
 from modernbert_train.config.knob import facts_of
 from modernbert_train.config.load import differences
 from modernbert_train.config.schema import PhaseConfig, RunConfig
-from modernbert_train.core.claim import Change, refuse
+from modernbert_train.core.claim import START_OVER, Change, refuse
 from modernbert_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def refuse_changes(
         f"{checkpoint}: trained to {tokens:,} tokens, into phase {phase}, and the plan up to there has changed",
         past_changes(then, now, phase, tokens),
         "Only what lies ahead can still be changed. Restore these, or follow the new plan in a run with another name= "
-        f"and start.checkpoint={checkpoint}, or start over with --fresh (the old run is kept under another name).",
+        f"and start.checkpoint={checkpoint}, or {START_OVER}.",
     )
 
 

@@ -37,7 +37,7 @@ from modernbert_train.config.knob import may
 from modernbert_train.config.load import differences, load_run, to_yaml
 from modernbert_train.config.plugins import versions
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.core.claim import Change, refuse
+from modernbert_train.core.claim import START_OVER, Change, refuse
 from modernbert_train.core.files import append_line, lock_now, os_errors_as, sweep, values_as, write_whole
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import Count, as_type, is_count, read_lines
@@ -156,10 +156,7 @@ class RunFolder:
         saved = self._trained_by()
         if not saved.exists():
             return []
-        remedy = (
-            "\nContinue with the version that wrote it, give this run another name=, or start over with --fresh (the "
-            "old run is kept under another name)."
-        )
+        remedy = f"\nContinue with the version that wrote it, give this run another name=, or {START_OVER}."
         others = f"{saved}: not written by this version, which has other keys"
         with values_as(ConfigError, others, ConfigError, after=remedy):
             last = load_run([saved])
@@ -167,8 +164,7 @@ class RunFolder:
         refuse(
             f"{self.path} holds a run with another configuration",
             fixed(changed),
-            "Give this run another name=, restore the values, or start over with --fresh (the old run is kept under "
-            "another name).",
+            f"Give this run another name=, restore the values, or {START_OVER}.",
         )
         return [str(Change(*change)) for change in (*changed, *self._other_plugins())]
 

@@ -24,6 +24,7 @@ from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.load import load_run
 from modernbert_train.config.read import INCLUDE
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.claim import START_OVER
 from modernbert_train.core.files import errors_to, os_errors_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import content_of
@@ -174,7 +175,7 @@ def newest_of(folder: Path, opened: Callable[[Path], T], last_step: int | None =
         raise StorageError(
             f"{folder}: no checkpoint is whole.\n  "
             + "\n  ".join(passed_over)
-            + "\nRestore one from a copy, or train from the start with --fresh."
+            + f"\nRestore one from a copy, or {START_OVER}."
         )
     return None, []
 

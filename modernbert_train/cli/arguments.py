@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST
 from modernbert_train.checkpoints.results import run_of
 from modernbert_train.checkpoints.run_folder import RESOLVED, TOKENIZER_COPY
-from modernbert_train.config.read import read_yaml
+from modernbert_train.config.read import literal, read_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import read_json
@@ -45,6 +46,16 @@ def is_run(folder: Path) -> bool:
     return (folder / CONFIG_YAML).is_file()
 
 
+def is_override(word: str) -> bool:
+    """True if a word is KEY=VALUE, and no path with such a sign; a model's may follow frozen: or untrained:."""
+    key, equals, _ = word.partition("=")
+    if ":" in key:
+        from modernbert_train.evaluate.finetune.task import named_model
+
+        word = named_model(word).source
+    return bool(equals) and not os.path.exists(word)
+
+
 def read_run(arguments: list[str]) -> RunConfig:
     """Load the configuration named on a command line: YAML files or one run folder, and overrides."""
     from modernbert_train.weights.names import read_config
@@ -58,9 +69,9 @@ def files_and_overrides(arguments: list[str]) -> tuple[list[Path], list[str]]:
     A run's folder may have been moved or copied, or be named from another working directory. Overrides are added so
     that the configuration means this folder, and not the one that its config.yaml was written for.
     """
-    paths = [Path(argument) for argument in arguments if "=" not in argument]
+    paths = [Path(argument) for argument in arguments if not is_override(argument)]
     overrides = [word for path in paths for word in _present_place(path)]
-    overrides += [argument for argument in arguments if "=" in argument]
+    overrides += [argument for argument in arguments if is_override(argument)]
     return [path / CONFIG_YAML if path.is_dir() else path for path in paths], overrides
 
 
@@ -75,7 +86,7 @@ def _present_place(folder: Path) -> list[str]:
     written = Path(str(tree.get("runs_folder", RunConfig.runs_folder))) / str(tree.get("name"))
     words = [*_present_paths(run, written, tree)]
     if not _is_same(written, run):
-        words += [f"runs_folder={json.dumps(str(run.parent))}", f"name={json.dumps(run.name)}"]
+        words += [f"runs_folder={json.dumps(literal(str(run.parent)))}", f"name={json.dumps(literal(run.name))}"]
     return words
 
 
@@ -106,7 +117,7 @@ def _present_paths(run: Path, written: Path, tree: Any) -> Iterator[str]:
         places = [path, *inside, home / path] if begins_here else [*inside, home / path, path]
         found = next((each for each in places if each.exists()), path)
         if found != path:
-            yield f"{key}={json.dumps(str(found))}"
+            yield f"{key}={json.dumps(literal(str(found)))}"
 
 
 def _paths(tree: Any) -> Iterator[tuple[str, Path]]:
@@ -130,7 +141,7 @@ def named_model(words: list[str]) -> str | None:
     """Return the model that a command line names, other than a run by its folder or its YAML files."""
     from modernbert_train.weights.names import is_checkpoint
 
-    for word in (word for word in words if "=" not in word and not word.endswith((".yaml", ".yml"))):
+    for word in (word for word in words if not is_override(word) and not word.endswith((".yaml", ".yml"))):
         if not is_run(Path(word)) or is_checkpoint(Path(word)):
             return word
     return None

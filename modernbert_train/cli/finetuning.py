@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from modernbert_train.cli.arguments import MODEL, many_imports
+from modernbert_train.cli.arguments import MODEL, is_override, many_imports
 from modernbert_train.cli.parser import Call, positive, whole
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.distributed.launched import refuse_ranks
@@ -45,10 +45,9 @@ def words_of(options: argparse.Namespace) -> tuple[list[str], list[str], list[st
         ConfigError: a task or a model is missing.
     """
     after = options.model
-    overrides = [word for word in options.run if "=" in word]
-    overrides += [word for word in after if "=" in word and not Path(word).exists()]
+    overrides = [word for word in (*options.run, *after) if is_override(word)]
     after = [word for word in after if word not in overrides]
-    tasks = [word for word in options.run if "=" not in word] + [word for word in after if _is_task(word)]
+    tasks = [word for word in options.run if word not in overrides] + [word for word in after if _is_task(word)]
     models = [word for word in after if not _is_task(word)]
     if not tasks:
         known = ", ".join(sorted(path.stem for path in (YAMLS / "tasks").glob("*.yaml")))

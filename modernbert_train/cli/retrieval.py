@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from modernbert_train.cli.arguments import MODEL, many_imports
+from modernbert_train.cli.arguments import MODEL, is_override, many_imports
 from modernbert_train.cli.parser import Call
 from modernbert_train.cli.verbs import BY_NAME
 from modernbert_train.errors import ConfigError
@@ -45,7 +45,7 @@ def _retrieval(options: argparse.Namespace) -> None:
         _train(options)
         return
     words = [*options.what, *options.run]
-    keys = [word for word in words if "=" in word and not Path(word).exists()]
+    keys = [word for word in words if is_override(word)]
     names = [word for word in words if word not in keys]
     if options.action == "mine":
         from modernbert_train.evaluate.retrieval.mine import mine

@@ -7,8 +7,17 @@ import json
 from pathlib import Path
 
 from modernbert_train.checkpoints.run_folder import RunFolder
-from modernbert_train.cli.arguments import MODEL, named_checkpoint, named_model, read_sound, with_licence, with_run
+from modernbert_train.cli.arguments import (
+    MODEL,
+    is_override,
+    named_checkpoint,
+    named_model,
+    read_sound,
+    with_licence,
+    with_run,
+)
 from modernbert_train.cli.parser import Call, positive, whole
+from modernbert_train.config.read import literal
 from modernbert_train.core.text import printable
 from modernbert_train.distributed.launched import refuse_ranks
 from modernbert_train.errors import ConfigError
@@ -43,7 +52,7 @@ def evaluate(parser: argparse.ArgumentParser) -> Call:
 
 
 def _evaluate_suite(options: argparse.Namespace) -> None:
-    overrides = [word for word in options.run if "=" in word and not Path(word).exists()]
+    overrides = [word for word in options.run if is_override(word)]
     models = [word for word in options.run if word not in overrides]
     if not models:
         raise ConfigError(f"eval {' '.join(overrides)}: names no model. Name a run, a checkpoint or a folder.")
@@ -60,9 +69,13 @@ def _evaluate(options: argparse.Namespace) -> None:
     is_other = model is not None and checkpoint is None
     if is_other:
         words = [word for word in words if word != model]
-        if all("=" in word for word in words):
+        if all(map(is_override, words)):
             raise ConfigError(f"eval {model}: names no text to measure. Add a run's YAML file: eval {model} RUN.yaml.")
-        words += [f"weights.init_from={json.dumps(model)}", "weights.grow_from=null", "weights.shrink_from=null"]
+        words += [
+            f"weights.init_from={json.dumps(literal(model))}",
+            "weights.grow_from=null",
+            "weights.shrink_from=null",
+        ]
     config = read_sound(words, "measure")
     if is_other or (checkpoint is None and config.weights.named and not RunFolder(config).has_checkpoints()):
         from modernbert_train.evaluate.first_weights import describe_first

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
 from modernbert_train.config.knob import facts_of, phased_keys
-from modernbert_train.config.read import Origins, shown
+from modernbert_train.config.read import INTERPOLATION, Origins, shown
 from modernbert_train.config.renamed import REMOVED_KEYS, REMOVED_RECIPE_KEYS, VALUE_SYNONYMS, new_name, own_word
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.config.value_types import as_meant, describe, fits, hints_of, spelled, spelled_out, without_none
@@ -26,7 +26,8 @@ from modernbert_train.core.redact import has_secret, is_secret_name
 from modernbert_train.core.text import did_you_mean
 from modernbert_train.core.trees import KeyPath, leaves
 
-_NO_RESOLVERS = "a value, or another key as ${section.key}; resolvers are not run"
+_LITERAL = r"write \${ for text with ${"
+_NO_RESOLVERS = f"a value, or another key as ${{section.key}}; resolvers are not run; {_LITERAL}"
 _NO_SECRETS = (
     "looks like a key, a token or a password, and a configuration is saved with the run and printed. Put it "
     "into the environment variable that the library reads, and leave it out here. See docs/security.md."
@@ -117,18 +118,19 @@ class Filling:
         if not self._interpolated:
             return
         try:
-            tree = OmegaConf.create(_plain(self.root))
-            OmegaConf.resolve(tree)
+            resolved = OmegaConf.to_container(OmegaConf.create(_plain(self.root)), resolve=True)
         except OmegaConfBaseException as error:
-            yield f"an interpolation cannot be resolved: {' '.join(str(error).split())}"
+            reason = " ".join(str(error).split())
+            yield f"an interpolation cannot be resolved: {reason}. Name a key that has a value, or {_LITERAL}."
             return
-        resolved = OmegaConf.to_container(tree)
-        for path, hint in self._interpolated:
+        interpolated, self._interpolated = self._interpolated, []
+        for path, hint in interpolated:
             value, wanted = section_of(resolved, path)[path[-1]], without_none(hint)
             value = spelled(value, wanted)
             if not fits(value, hint):
                 key = ".".join(path)
-                yield f"an interpolation cannot be resolved: {key}={shown(value)}: expected {describe(wanted)}"
+                wrong = f"{key}={shown(value)}: expected {describe(wanted)}"
+                yield f"an interpolation cannot be resolved: {wrong}. Name another key."
             section_of(self.root, path)[path[-1]] = value
 
     def _section(self, config: Any, key: str, section: KeyPath, here: KeyPath, value: Any, base: type) -> None:
@@ -196,7 +198,7 @@ class Filling:
                         self._unknown((*here, key), list(known[name]))
                 for key, each in arguments.items():
                     for text in _texts(each):
-                        if "${" in text and ":" in text:
+                        if INTERPOLATION.search(text) and ":" in text:
                             self._bad((*here, key), text, _NO_RESOLVERS)
                 self._has_secret(
                     here, {key: arguments[key] for key in arguments if ".".join((*here, key)) not in REFUSED}
@@ -212,7 +214,7 @@ class Filling:
         if self._has_secret(here, value):
             return
         interpolations = [text for text in _texts(value) if "${" in text]
-        if any(":" in text for text in interpolations):
+        if any(INTERPOLATION.search(text) and ":" in text for text in interpolations):
             # a resolver such as oc.env would copy secrets of the environment into the saved configuration
             self._bad(here, value, _NO_RESOLVERS)
             return

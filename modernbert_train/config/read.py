@@ -24,6 +24,7 @@ from modernbert_train.core.text import first_line
 
 Origins = dict[tuple[str, ...], str]
 INCLUDE = "include"
+INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")  # as in omegaconf, where a backslash before it makes it text
 _RUNS_NAMED = 6
 _Place = Callable[[yaml.Node], str]
 
@@ -201,6 +202,15 @@ def _octals(node: yaml.Node) -> list[str]:
         return [scalar for item in node.value for scalar in _octals(item) if item is not node]
     is_octal = node.tag == "tag:yaml.org,2002:int" and re.fullmatch(r"[-+]?0[0-9_]+", str(node.value))
     return [node.value] if is_octal else []
+
+
+def literal(value: Any) -> Any:
+    """Return values as they are written so that text with ${ is no interpolation."""
+    if isinstance(value, dict):
+        return {key: literal(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [literal(each) for each in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def shown(value: Any) -> str:

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 from modernbert_train.core.trees import dotted
 from modernbert_train.errors import ConfigError
 
+# advice of `train`; other verbs lack this flag, see train/recipes.py
+START_OVER = "start over with --fresh (the old run is kept under another name)"
+
 
 class Change(NamedTuple):
     """A key whose value has changed; None for a missing value."""

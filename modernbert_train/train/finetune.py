@@ -35,8 +35,16 @@ from modernbert_train.evaluate.finetune.task import (
     named_model,
     read_task,
 )
-from modernbert_train.train.recipes import adamw, first_weights, held_for_all, phase, run_of, training_of
-from modernbert_train.train.session import train
+from modernbert_train.train.recipes import (
+    adamw,
+    first_hash,
+    first_weights,
+    held_for_all,
+    phase,
+    run_of,
+    train_recipe,
+    training_of,
+)
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.adapter import base_of, export_adapter
 from modernbert_train.weights.export import export_run
@@ -75,7 +83,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
             prepared = prepare(task, tokenizer, max_tokens, folder / SHARDS)
         config = _run(task, named, source, prepared, folder, rest)
         _say_before(config, task, prepared, overrides)
-        train(config)
+        train_recipe(config)
         if speaks_for_all():
             outcome = _export(config, task, named, source, prepared)
             write_result(folder / RESULT, task_name, task, wanted, config, prepared, outcome)  # marks it as finished
@@ -221,6 +229,7 @@ def write_result(
         task=Path(task_name).stem,
         source=wanted["model"],
         weights=first_weights(config),
+        begun=first_hash(config),
         seed=config.seed,
         run=config.name,
         figures=outcome.figures,

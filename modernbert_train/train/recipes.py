@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -14,12 +15,18 @@ import yaml
 
 from modernbert_train.checkpoints.run_folder import BUSY, RunFolder, held
 from modernbert_train.config.load import load_run
+from modernbert_train.config.read import literal
 from modernbert_train.config.schema import RunConfig
+from modernbert_train.core.claim import START_OVER
 from modernbert_train.core.files import write_whole
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.data.packing import WINDOW
 from modernbert_train.distributed.launched import speaks_for_all
+from modernbert_train.errors import ConfigError, in_words_of
 from modernbert_train.evaluate.finetune.task import UNTRAINED, Named
+from modernbert_train.train.session import train
+from modernbert_train.train.start import FIRST_HASH
+from modernbert_train.weights.names import weights_hash
 from modernbert_train.weights.source import Source
 
 _MICROBATCH_TOKENS = 16_384
@@ -40,8 +47,35 @@ def held_for_all(folder: Path) -> AbstractContextManager[None]:
 
 def first_weights(config: RunConfig) -> str:
     """Return the source of the run's initial weights, from its record; newer checkpoints may exist by now."""
-    entries = RunFolder(config).read_metrics()
-    return next((str(entry.get("from", "")) for entry in entries if entry.get("kind") == "start"), "")
+    return str(_beginning(config).get("from", ""))
+
+
+def first_hash(config: RunConfig) -> str | None:
+    """Return the hash of the run's initial weights, from its record; None if they are random, or of an old run."""
+    return _beginning(config).get(FIRST_HASH)
+
+
+def _beginning(config: RunConfig) -> dict[str, Any]:
+    return next((entry for entry in RunFolder(config).read_metrics() if entry.get("kind") == "start"), {})
+
+
+def train_recipe(config: RunConfig) -> None:
+    """Train a recipe's run, or resume it; see `train`.
+
+    Raises:
+        ConfigError: the weights that it began with have changed since.
+    """
+    over = f"remove {config.folder}"
+    words = {r" and start\.checkpoint=.*?, or start over": ", or start over", re.escape(START_OVER): over}
+    with in_words_of((pattern, text.replace("\\", r"\\")) for pattern, text in words.items()):
+        source = first_weights(config).partition(";")[0].removeprefix("weights.init_from=")
+        then, now = first_hash(config), weights_hash(source)  # None: an old record, or weights that are gone
+        if RunFolder(config).has_checkpoints() and None not in (then, now) and then != now:
+            raise ConfigError(
+                f"{config.folder}: the weights that it began with, {source}, have changed since. Restore them, give "
+                f"this run another name=, or {START_OVER}."
+            )
+        train(config)
 
 
 def run_of(
@@ -74,7 +108,7 @@ def run_of(
     }
     with TemporaryDirectory() as own:
         file = file if speaks_for_all() else Path(own, file.name)
-        write_whole(file, yaml.safe_dump(tree | dict(sections), sort_keys=False))
+        write_whole(file, yaml.safe_dump(literal(tree | dict(sections)), sort_keys=False))
         return load_run([file], overrides)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from modernbert_train.checkpoints.checkpoint import newest_checkpoint
+from modernbert_train.config.read import literal
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import ending, lock, os_errors_as, write_whole
@@ -30,8 +31,16 @@ from modernbert_train.evaluate.retrieval.recipe import Recipe
 from modernbert_train.evaluate.retrieval.retrieval import in_words, measure_trained
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named, encoder_source
 from modernbert_train.evaluate.retrieval.sentence_model import own_settings, sentence_folder
-from modernbert_train.train.recipes import adamw, first_weights, held_for_all, phase, run_of, training_of
-from modernbert_train.train.session import train
+from modernbert_train.train.recipes import (
+    adamw,
+    first_hash,
+    first_weights,
+    held_for_all,
+    phase,
+    run_of,
+    train_recipe,
+    training_of,
+)
 from modernbert_train.vocabulary import copy_tokenizer
 from modernbert_train.weights.export import export_run, own_prompts
 from modernbert_train.weights.source import Source
@@ -70,7 +79,7 @@ def train_retrieval(recipe: Recipe, prepare: Prepare) -> Path | None:
         files |= {name: file for each in recipe.sets for name, file in each.files.items()}
         run = _run(recipe, source, card, max_tokens)
         with in_words_of(_advice_as_typed(recipe)):
-            train(run)
+            train_recipe(run)
         if not speaks_for_all():
             return None
         export_run(run, out=folder / MODEL, quiet=True)
@@ -104,6 +113,7 @@ def _measure(recipe: Recipe, card: DatasetCard, run: RunConfig, files: dict[str,
         task=recipe.name,
         source=recipe.model,
         weights=first_weights(run),
+        begun=first_hash(run),
         seed=config.seed,
         run=folder.name,
         figures=figures,
@@ -197,7 +207,7 @@ def _write_spec(recipe: Recipe, max_tokens: int, home: Path) -> Path:
         "tokenizer": {"path": str(home / "tokenizer")},
         "validation_share": 0.0,
     }
-    file = home / SPEC
+    file, spec = home / SPEC, literal(spec)
     if file.exists():
         there = yaml.safe_load(file.read_text(encoding="utf-8"))
         changed = changes({key: there.get(key) for key in spec}, spec)
@@ -211,7 +221,7 @@ def _as_typed(recipe: Recipe, home: Path) -> Iterator[tuple[str, str]]:
     """Yield pairs that replace keys and advice in errors of `prepare` by a recipe's; see `in_words_of`."""
     correct = r" Fix or remove it, or set on_error=skip to drop and count damaged documents\."
     columns = "query_column, positive_column or negative_columns"
-    yield rf"(no column .*\.){correct}", rf"\1 Set {columns} to columns that are there."
+    yield rf"(no (?:column|field) .*\.){correct}", rf"\1 Set {columns} to columns that are there."
     yield correct, " Correct it, or remove it; text that is not UTF-8: iconv -f ENCODING -t UTF-8."
     yield r" To drop these documents, set \S+ to the share that may be dropped\.", ""
     yield from _advice_as_typed(recipe)
@@ -285,7 +295,7 @@ def _run(recipe: Recipe, source: Source, card: DatasetCard, max_tokens: int) -> 
         "phases": {PHASE: only},
         "checkpoint": {"keep": 2, "interval_steps": config.save_every_steps},
     }
-    own = [f"name={folder.name}", f"runs_folder={config.runs_folder}", f"seed={config.seed}"]
+    own = [f"name={folder.name}", f"runs_folder={literal(config.runs_folder)}", f"seed={config.seed}"]
     shards = folder / PAIRS / SHARDS
     of_data: dict[str, Any] = {"train": shards / "train", "tokenizer": shards / "tokenizer", "texts": card.documents}
     return run_of(folder / RUN_YAML, source, named, sections, [*own, *recipe.run], **of_data)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from modernbert_train.weights.teacher import FoundTeacher
     from modernbert_train.weights.token_effect import Effect
 
+FIRST_HASH = "source_weights"  # in the record of a start
+
 
 @dataclass(frozen=True)
 class Start:
@@ -57,6 +59,7 @@ class Start:
         passed_over: newer checkpoints that are damaged, and why.
         branch: the parts to take from another run's checkpoint; None for the run's own.
         origin: pretrained weights for a run without a checkpoint; None: drawn from the seed.
+        origin_hash: see `weights_hash`.
         effects: effects of a changed vocabulary on the text of each stream.
         effect_lines: the same, as a table.
         teacher: the model that objective.teacher names.
@@ -67,6 +70,7 @@ class Start:
     passed_over: list[str] = field(default_factory=list)
     branch: StartConfig | None = None
     origin: Origin | None = None
+    origin_hash: str | None = None
     effects: Mapping[str, Effect] = field(default_factory=dict)
     effect_lines: Sequence[str] = ()
     teacher: FoundTeacher | None = None
@@ -111,13 +115,15 @@ def find_first(config: RunConfig, facts: DataFacts, folder: RunFolder, *, fresh:
         return find_branch(config, config.start)
     if not config.weights.named:
         return Start()
+    from modernbert_train.weights.names import weights_hash
     from modernbert_train.weights.source import find_origin
     from modernbert_train.weights.token_effect import describe_effects, effects
 
     origin = find_origin(config)
     assert origin is not None
     found = effects(config.data, facts, origin)
-    return Start(origin=origin, effects=found, effect_lines=describe_effects(found))
+    own = weights_hash(str(origin.source.folder))
+    return Start(origin=origin, origin_hash=own, effects=found, effect_lines=describe_effects(found))
 
 
 def find_start(config: RunConfig, facts: DataFacts, folder: RunFolder, first: Start | None) -> Start:
@@ -308,7 +314,7 @@ def record_start(folder: RunFolder, start: Start, device: torch.device) -> bool:
     entry["program"] = provenance.program(here)
     if start.checkpoint is None or start.branch is not None:
         folder.rewind_metrics(-1)
-        entry["from"] = str(start)
+        entry |= {"from": str(start)} | ({FIRST_HASH: start.origin_hash} if start.origin_hash is not None else {})
         effects = {name: asdict(each) for name, each in start.effects.items()}
         folder.record(entry | ({"vocabulary": effects} if effects else {}))
         return last > 0

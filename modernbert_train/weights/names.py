@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 EXPORT = "hf"  # folder of a run's export, in the run's folder
 _OF_WEIGHTS = (".bin", ".json", ".pt", ".safetensors")  # files that determine a model's outputs
+MODULES = "modules.json"  # by which a folder is one of sentence-transformers
 _OLD_LAYOUT = "0_Transformer"  # the encoder's folder in old models of sentence-transformers
 # keys that a run takes from the model it starts from: with another RoPE base every distance would look different
 _SCALING = (*(field.name for field in fields(RotaryConfig) if field.name.startswith("rope_")), "local_rope_scaled")
@@ -125,23 +127,37 @@ def look_up(name: str | Path, runs_folder: str = RunConfig.runs_folder, *, any_k
     return NamedModel("hub", path)
 
 
-def weights_hash(name: str) -> str | None:
+def weights_hash(name: str, *, whole: bool = False) -> str | None:
     """Return a hash of a model's weights and settings as they are now; None if they are not on this disk.
 
-    A checkpoint's manifest has the hashes of its weights; of other models the files are read.
+    A checkpoint's manifest has the hashes of its weights; of other models the files are read. `whole` adds a
+    checkpoint's configuration and tokenizer, which the hashes in results leave out.
     """
-    with suppress(OSError, ValueError, RunError):  # `open_model` raises the error
+    with suppress(OSError, ValueError, TypeError, KeyError, RunError):  # `open_model` raises the error
         found = look_up(name, any_kind=True)
         folder = found.folder
         if folder is not None and (folder / MANIFEST).is_file():
             manifest = read_manifest(folder)
-            parts = {each: manifest.files[each].xxh3_128 for each in sorted(manifest.weights)}
+            names = [*sorted(manifest.weights), *((CONFIG_YAML, STATE) if whole else ())]
+            parts = {each: manifest.files[each].xxh3_128 for each in names}
         else:
-            files = [found.path] if folder is None else [*folder.glob("*"), *folder.glob("[0-9]_*/*")]
-            known = sorted(file for file in files if file.suffix in _OF_WEIGHTS and file.is_file())
-            parts = {str(file.relative_to(folder or file)): FileHash.of(file).xxh3_128 for file in known}
+            files = {found.path} if folder is None else _files_of(folder)
+            files |= {*found.path.parent.glob("tokenizer*.json")} if folder is None and whole else set()
+            parts = {os.path.relpath(file, folder or file): FileHash.of(file).xxh3_128 for file in sorted(files)}
         return FileHash.of_text(json.dumps(parts)).xxh3_128 if parts else None
     return None
+
+
+def _files_of(folder: Path) -> set[Path]:
+    """Return the files that determine the output of a model, with all modules of sentence-transformers.
+
+    Without tokenizer.json, sentence-transformers reads other files.
+    """
+    home = folder.parent if not (folder / MODULES).exists() and (folder.parent / MODULES).exists() else folder
+    modules = read_json(home / MODULES) if (home / MODULES).exists() else []
+    folders = {folder, home, *home.glob("[0-9]_*"), *(home / str(each["path"]) for each in modules)}
+    ends = {*_OF_WEIGHTS} | (set() if (folder / TOKENIZER).exists() else {".model", ".txt"})
+    return {file for each in folders for file in each.glob("*") if file.suffix in ends and file.is_file()}
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -187,7 +203,7 @@ def _encoder_in(folder: Path) -> Path:
     inner: Any = _OLD_LAYOUT
     require_own_files(folder)
     with suppress(OSError, ValueError, TypeError, LookupError):
-        inner = read_json(folder / "modules.json")[0]["path"]
+        inner = read_json(folder / MODULES)[0]["path"]
     is_inside = isinstance(inner, str) and (folder / inner).resolve().is_relative_to(folder.resolve())
     return folder / inner if is_inside and (folder / inner / CONFIG_JSON).exists() else folder
 

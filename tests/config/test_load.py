@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from modernbert_train.__main__ import main
@@ -245,6 +245,13 @@ def test_interpolations_stand_for_other_keys_and_keep_types_checked(
     for text in ("seed: ${name}", "seed: ${no.such}", "seed: ${seed}", "compute: {device: '${name}'}", "name: ${data}"):
         (line,) = refused(text)
         assert line.startswith("an interpolation cannot be resolved: ") and text.split(":")[0] in line
+    (line,) = refused("seed: ${no.such}")
+    assert line.endswith(r"Name a key that has a value, or write \${ for text with ${.")
+    config = load(
+        "name: a", r"runs_folder=x\${no.such}", r"data.train=${name}\${no.such}", r"data.validation=\${oc.env:HOME}"
+    )
+    assert (config.runs_folder, config.data.train) == ("x${no.such}", "a${no.such}")
+    assert config.data.validation == "${oc.env:HOME}"
 
 
 @pytest.mark.parametrize(
@@ -297,11 +304,13 @@ def test_the_resolved_configuration_is_a_runnable_yaml_that_loads_to_itself(load
 
 
 @pytest.mark.runs
+@example(text="${seed}", number=1.0, whole=1)
+@example(text="\\${oc.env:HOME}", number=1.0, whole=1)
 @settings(max_examples=6, deadline=None)
 @given(
-    text=st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12).filter(
-        lambda text: "${" not in text and text != "???"
-    ),
+    text=st.lists(st.sampled_from(["${", "}", "\\", "seed", "oc.env:", "'"]) | st.characters(exclude_categories=["Cs"]))
+    .map("".join)
+    .filter(lambda text: text != "???"),
     number=st.floats(allow_nan=False, allow_infinity=False),
     whole=st.integers(-(10**12), 10**12),
 )

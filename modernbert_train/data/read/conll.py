@@ -79,8 +79,13 @@ def token_lists(
         ValueError: they are not lists of texts with equal lengths.
     """
     words, tags = values
-    if not isinstance(words, list) or not words or not all(isinstance(word, str) and word.strip() for word in words):
+    if not isinstance(words, list):
         raise ValueError(f"{where}: {columns[0]} is {shown_value(words)}, and not a list of words. Correct it.")
+    if not words:
+        raise ValueError(f"{where}: {columns[0]} is an empty list. Remove the row, or write its words.")
+    for number, word in enumerate(words, start=1):
+        if not isinstance(word, str) or not word.strip():
+            raise ValueError(f"{where}: word {number} of {columns[0]} is {shown_value(word)}. Correct it.")
     if any(_BLANK.search(word) for word in words):
         raise ValueError(f"{where}: {columns[0]} has a word with a space in it. Make it two, each with a tag.")
     if columns[1] is None:

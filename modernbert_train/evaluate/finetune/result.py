@@ -47,6 +47,7 @@ def write_figures(
     figures: Mapping[str, Mapping[str, float]],
     counts: Mapping[str, Mapping[str, int]],
     settings: Mapping[str, Any],
+    begun: str | None = None,
     **more: Any,
 ) -> None:
     """Write a result.
@@ -57,6 +58,7 @@ def write_figures(
         figures: by split; NaN and infinities are written as null.
         counts: texts of each split by outcome.
         settings: of the task.
+        begun: hash of the model as the run began with it; None: as it is now.
         more: further entries, for this kind of task only.
 
     Raises:
@@ -66,7 +68,7 @@ def write_figures(
     content = {
         "task": task,
         "source": source,
-        "source_weights": None if UNTRAINED in named.baseline else weights_hash(named.source),
+        "source_weights": None if UNTRAINED in named.baseline else begun or weights_hash(named.source),
         "seed": seed,
         "run": run,
         "figures": {

@@ -51,12 +51,12 @@ class Bm25:
     """BM25 with the interface of mteb's search models.
 
     Attributes:
-        weights_sha256: says that there are no weights.
+        files_hash: says that there are no files.
         about: the settings.
         mteb_model_meta: mteb's description of it.
     """
 
-    weights_sha256 = "none"
+    files_hash = "none"
 
     def __init__(self) -> None:
         from mteb import get_model

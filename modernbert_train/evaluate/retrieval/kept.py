@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,3 @@ def kept_vectors(folder: Path, origin: Any, make: Callable[[], Vectors]) -> Vect
     if "indices" in tensors:
         return torch.sparse_coo_tensor(tensors["indices"], vectors, lengths, check_invariants=True).coalesce()
     return list(vectors.split(lengths)) if lengths else vectors
-
-
-def weights_sha256(state: Mapping[str, Tensor]) -> str:
-    """Return a hash of parameters and buffers, by name."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(state.items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -30,13 +30,15 @@ from modernbert_train.data.read.task_rows import ENDS, table_rows
 from modernbert_train.distributed.launched import refuse_ranks
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.evaluate.retrieval.beir import beir_folder, training_pairs
-from modernbert_train.evaluate.retrieval.kept import kept_vectors, weights_sha256
+from modernbert_train.evaluate.retrieval.kept import kept_vectors
 from modernbert_train.evaluate.retrieval.sentence_model import (
     check_model,
     describe,
+    files_hash,
     is_multi_vector,
     is_sparse,
     open_sentence_model,
+    pinned,
 )
 from modernbert_train.report.counting import Counting
 
@@ -78,11 +80,12 @@ def mine(files: Sequence[str], model: str, overrides: Sequence[str]) -> Path:
             f"{', '.join(files)}: {len(pairs):,} pairs are left ({_listed(counts)}), and mining compares a query with "
             "the positives of others. Give more."
         )
+    model = pinned(model)
     opened = open_sentence_model(model, config)
     if is_multi_vector(opened) or is_sparse(opened):
         kind = "sparse vectors" if is_sparse(opened) else "a vector for each token"
         raise ConfigError(f"--model={model}: has {kind}, and mining needs one dense vector a text. Name another.")
-    requested = _asked(config, opened, pairs)
+    requested = _asked(config, model, opened, pairs)
     if out.exists():
         _require_same(out, report, requested)
         shutil.rmtree(f"{config.out}.work", ignore_errors=True)
@@ -137,11 +140,13 @@ def _rows(path: Path, named: str, config: MineConfig) -> Iterator[tuple[str, ...
             yield row.texts
 
 
-def _asked(config: MineConfig, model: SentenceTransformer, pairs: Sequence[tuple[str, ...]]) -> dict[str, Any]:
+def _asked(
+    config: MineConfig, name: str, model: SentenceTransformer, pairs: Sequence[tuple[str, ...]]
+) -> dict[str, Any]:
     """Return everything that determines the output."""
     texts = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
     settings = {key: value for key, value in asdict(config).items() if key not in ("out", "device", "encode_batch")}
-    return {"texts": texts, "weights": weights_sha256(model.state_dict()), "model": asdict(describe(model)), **settings}
+    return {"texts": texts, "model_files": files_hash(name), "model": asdict(describe(model)), **settings}
 
 
 def _require_same(out: Path, report: Path, requested: dict[str, Any]) -> None:
@@ -169,7 +174,7 @@ def _mine(
 
     kept = {}
     for side in ("document", "query"):
-        about = {key: requested[key] for key in ("texts", "weights", "model")} | {"side": side}
+        about = {key: requested[key] for key in ("texts", "model_files", "model")} | {"side": side}
         kept[side] = _Kept(getattr(model, f"encode_{side}"), folder / side, about, name)
         setattr(model, f"encode_{side}", kept[side])
     state = random.getstate()

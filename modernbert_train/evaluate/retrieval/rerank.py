@@ -22,10 +22,18 @@ from modernbert_train.core.text import number_in, shorten
 from modernbert_train.data.dataset_card import file_sha256
 from modernbert_train.data.read.task_rows import lines_of
 from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.retrieval.beir import checked
 from modernbert_train.evaluate.retrieval.bm25 import open_searching
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source, exported, quiet
-from modernbert_train.evaluate.retrieval.sentence_model import check_sentence_model, is_sentence_model
+from modernbert_train.evaluate.retrieval.sentence_model import (
+    CROSS,
+    check_sentence_model,
+    class_of,
+    files_hash,
+    is_sentence_model,
+    pinned,
+)
 from modernbert_train.evaluate.retrieval.sets import Measured, Set, evaluate_task, identity_of, task_of
 from modernbert_train.report.counting import Counting
 
@@ -35,6 +43,7 @@ if TYPE_CHECKING:
     from modernbert_train.weights.source import Source
 
 Scores = dict[str, dict[str, float]]  # by query and document
+WITHOUT_CANDIDATES = "queries_without_candidates"  # figure: judged ones, which count as 0
 RUN_ENDS = (".trec", ".run", ".txt", ".tsv", ".json")  # of files of candidates
 _PAIRS = 1024  # between two updates of the progress line
 _TREC = 6  # columns: query, Q0, document, rank, score, name of the run
@@ -103,11 +112,16 @@ def _scoring(name: str) -> Source:
     """Open a model of `finetune` that scores pairs."""
     source = encoder_source(name)
     kind = source.objective.label_scheme[:1] if source.objective is not None else ()
-    if kind not in (("single-label",), ("regression",)):
-        raise ConfigError(
-            f"--model={name}: scores no pairs of texts. Name a model of `finetune` with two text_columns."
-        )
+    # result.json is in the run's folder, above checkpoints and the export
+    result = read_result((source.folder if source.checkpoint is None else source.folder.parent).parent / RESULT) or {}
+    columns = result.get("settings", {}).get("text_columns")
+    if kind not in (("single-label",), ("regression",)) or (isinstance(columns, list) and len(columns) == 1):
+        raise _no_pairs(name)
     return source
+
+
+def _no_pairs(name: str) -> ConfigError:
+    return ConfigError(f"--model={name}: scores no pairs of texts. Name a model of `finetune` with two text_columns.")
 
 
 def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
@@ -126,6 +140,8 @@ def open_reranker(name: str, config: MeasureConfig) -> CrossEncoder:
 
     if is_sentence_model(name):
         check_sentence_model(name, config)
+        if class_of(Path(name)) != CROSS:  # the library would add a classifier with random weights
+            raise _no_pairs(name)
         model = load(name)
     else:
         with exported(_scoring(name)) as folder, quiet():
@@ -191,7 +207,8 @@ class Reranking:
         self._config, first = config, EvaluateConfig(device=config.device)
         self._file = Path(config.rerank) if is_candidates(config.rerank) else None
         self._searching = None if self._file is not None else open_searching(config.rerank, first)
-        self._model = open_reranker(model, config)
+        model = pinned(model)
+        self._model, self._files_hash = open_reranker(model, config), files_hash(model)
         self.about = {
             "pooling": "none: reads query and document together",
             "max_tokens": self._model.max_seq_length,
@@ -200,12 +217,10 @@ class Reranking:
     @property
     def identity(self) -> dict[str, Any]:
         """All that determines the scores: the model, the candidates and their number, and the prompts."""
-        from modernbert_train.evaluate.retrieval.kept import weights_sha256
-
         keys = ("rerank_top", "query_prompt", "document_prompt")
         searching, file = self._searching, Path(str(self._config.rerank))
         first = file_sha256(file) if searching is None else identity_of(searching)
-        own = {"weights": weights_sha256(self._model.state_dict()), "about": self.about, "first_stage": first}
+        own = {"weights": self._files_hash, "about": self.about, "first_stage": first}
         return own | {key: getattr(self._config, key) for key in keys}
 
     def measure(self, each: Set) -> Measured:
@@ -224,7 +239,9 @@ class Reranking:
             first = {query: {name: s for name, s in found.items() if name != query} for query, found in first.items()}
         before, _ = evaluate_task(Given(first, meta), task, config)
         found, _ = evaluate_task(Given(self._rerank(each, first, data), meta), task, config)
-        return {name: found[name] for name in RANKING} | {_FIRST_STAGE: before[RANKING[0]]}, {}
+        figures = {name: found[name] for name in RANKING} | {_FIRST_STAGE: before[RANKING[0]]}
+        lacking = sum(not first.get(query) for query in data["relevant_docs"])
+        return figures | ({WITHOUT_CANDIDATES: float(lacking)} if lacking else {}), {}
 
     def _first_stage(self, each: Set, task: Any, split: str, data: Any) -> Scores:
         if self._file is not None:

@@ -17,7 +17,7 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.result import DATA_FILES, RESULT, hashed, write_figures
 from modernbert_train.evaluate.finetune.task import run_name
 from modernbert_train.evaluate.retrieval.bm25 import check_searching, open_searching
-from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, is_candidates
+from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS, WITHOUT_CANDIDATES, is_candidates
 from modernbert_train.evaluate.retrieval.runs import MODEL
 from modernbert_train.evaluate.retrieval.sets import (
     SHOWN,
@@ -77,6 +77,7 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
                 figures=figures,
                 counts={each.name: each.counts for each in sets if each.counts},
                 settings={**asdict(config), **about},
+                begun=None,
                 **{DATA_FILES: _files_read(sets, config)},
             )
             print(in_words(folder.name, figures, folder / RESULT))
@@ -132,6 +133,11 @@ def in_words(name: str, figures: Figures, result: Path) -> str:
     parts = [
         f"{split} " + ", ".join(f"{metric} {found[metric]:.4f}" for metric in SHOWN if metric in found)
         for split, found in (figures | mean_of(figures)).items()
+    ]
+    parts += [
+        f"{int(found[WITHOUT_CANDIDATES]):,} judged queries of {split} lack candidates and count as 0"
+        for split, found in figures.items()
+        if WITHOUT_CANDIDATES in found
     ]
     return "; ".join([f"{name}: {parts[0]}" if parts else name, *parts[1:], str(result)])
 

@@ -24,17 +24,16 @@ from modernbert_train.evaluate.retrieval.runs import (
     quiet,
 )
 from modernbert_train.weights.formats.sentence_encoder import SETTINGS, read_own
-from modernbert_train.weights.names import fetched, is_hub_id, look_up
+from modernbert_train.weights.names import MODULES, fetched, is_hub_id, look_up, weights_hash
 
 if TYPE_CHECKING:
     from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
     Model = SentenceTransformer | MultiVectorEncoder | SparseEncoder
 
-MODULES = "modules.json"  # the file that marks a folder of sentence-transformers
 _OWN = ("pooling", "normalize", "query_prompt", "document_prompt")  # keys that such a folder sets itself
 _LIBRARY = "sentence_transformers."
-_MULTI, _SPARSE = "MultiVectorEncoder", "SparseEncoder"
+CROSS, _MULTI, _SPARSE = "CrossEncoder", "MultiVectorEncoder", "SparseEncoder"
 _OLD_POOLING = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}  # keys before version 5
 
 
@@ -139,11 +138,11 @@ def is_sparse(model: Model) -> bool:
     return type(model).__name__ == _SPARSE
 
 
-def _class_of(folder: Path) -> str:
-    """Return the class of a folder, read without opening it."""
+def class_of(folder: Path) -> str:
+    """Return the class of a folder, read without opening it; old versions write none."""
     about = read_json(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
     named = about.get("model_type") if isinstance(about, dict) else None
-    return named if named in (_MULTI, _SPARSE) else "SentenceTransformer"
+    return named if named in (_MULTI, _SPARSE, CROSS) else "SentenceTransformer"
 
 
 def sentence_folder(name: str) -> str | None:
@@ -160,6 +159,32 @@ def sentence_folder(name: str) -> str | None:
     return next((str(each) for each in (folder, folder.parent) if is_sentence_model(str(each))), None)
 
 
+def pinned(name: str) -> str:
+    """Return the name of a run's newest whole checkpoint, for a run that may be training; any other name unchanged."""
+    named = encoder_named(name)
+    if is_sentence_model(named.source) or look_up(named.source).kind != "run":
+        return name
+    from modernbert_train.checkpoints.checkpoint import newest_checkpoint
+
+    return ":".join((*named.baseline, str(newest_checkpoint(Path(named.source)).folder)))
+
+
+def files_hash(name: str) -> str:
+    """Return a hash of all files that determine the output of a model, after the names of its baselines.
+
+    Args:
+        name: see `pinned`, under which the model was opened.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    named = encoder_named(name)
+    found = weights_hash(sentence_folder(named.source) or named.source, whole=True)
+    if found is None:
+        raise DataError(f"--model={name}: its files cannot be read. Restore them from a copy, or name another model.")
+    return ":".join((*named.baseline, found))
+
+
 def open_sentence_model(name: str, config: EncodeConfig) -> Model:
     """Open a model for vectors of texts, in fp32.
 
@@ -168,7 +193,7 @@ def open_sentence_model(name: str, config: EncodeConfig) -> Model:
         config: pooling, prompts, lengths and the device.
 
     Raises:
-        ConfigError: it asks for more tokens than the model was trained on, or for a GPU that is not there.
+        ConfigError: it gives no vectors, or the keys ask for more tokens than it was trained on, or for a missing GPU.
         DataError, StorageError: see `open_model`; or the library cannot open the folder.
     """
     from transformers.utils.logging import disable_progress_bar
@@ -232,7 +257,11 @@ def _load(name: str, config: EncodeConfig) -> Model:
 
     from modernbert_train.weights.source import require_finite
 
-    kind = getattr(sentence_transformers, _class_of(Path(name)))
+    if (named := class_of(Path(name))) == CROSS:
+        raise ConfigError(
+            f"--model={name}: scores pairs of texts, and gives no vectors. Give it a first stage, rerank=."
+        )
+    kind = getattr(sentence_transformers, named)
     device = choose_device(config.device)
     settings: dict[str, Any] = {"device": device, "local_files_only": True, "trust_remote_code": False}
     with _opening(name):

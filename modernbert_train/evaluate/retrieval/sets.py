@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from modernbert_train.evaluate.retrieval.vectors import Watched
 
 SHOWN = ("main_score", *RANKING, "query_terms", "document_terms")
+_MEAN = "mean"  # in results: of all sets
 Figures = dict[str, dict[str, float]]
 Measured = tuple[dict[str, float], dict[str, Any]]  # figures of a set, and facts about its data
 
@@ -70,13 +71,18 @@ def open_set(name: str, config: EvaluateConfig, key: str = "", label: str | None
         label: its name in results; None: the name of the folder, set or task.
 
     Raises:
+        ConfigError: its name is one of the results' own.
         DataError: see `read_beir`.
     """
     if (task := task_named(name, config)) is not None:
         ranks = not name.startswith(MTEB)
         return Set(label or name.removeprefix(MTEB).replace("/", "-"), None, task, ranks=ranks)
     folder = beir_folder(name, config.beir_folder)
-    return Set(label or on_one_line(folder.resolve().name), read_beir(folder, config.split, key), None, ranks=True)
+    label = label or on_one_line(folder.resolve().name)
+    if label == _MEAN:
+        remedy = "Rename the key." if key else "Rename the folder."
+        raise ConfigError(f"{key or name}: results have the mean of all sets under the name {_MEAN}. {remedy}")
+    return Set(label, read_beir(folder, config.split, key), None, ranks=True)
 
 
 def task_named(name: str, config: EvaluateConfig) -> str | None:
@@ -229,7 +235,7 @@ def determinants_of(each: Set, config: EvaluateConfig) -> dict[str, Any]:
 
 def identity_of(model: Watched | Bm25) -> dict[str, Any]:
     """Return what determines the scores of a model."""
-    return {"weights": model.weights_sha256, "about": asdict(model.about)}
+    return {"weights": model.files_hash, "about": asdict(model.about)}
 
 
 def measured_once(
@@ -271,4 +277,4 @@ def mean_of(figures: Mapping[str, Mapping[str, float]]) -> Figures:
     if len(figures) < 2:
         return {}
     shared = [name for name in SHOWN if all(name in each for each in figures.values())]
-    return {"mean": {name: math.fsum(each[name] for each in figures.values()) / len(figures) for name in shared}}
+    return {_MEAN: {name: math.fsum(each[name] for each in figures.values()) / len(figures) for name in shared}}

@@ -19,14 +19,16 @@ from modernbert_train.config.contrastive import ContrastiveConfig
 from modernbert_train.config.tools.retrieval import EvaluateConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.loaded import BATCH_TOKENS, LoadedEncoder, load_source
-from modernbert_train.evaluate.retrieval.kept import Vectors, kept_vectors, weights_sha256
+from modernbert_train.evaluate.retrieval.kept import Vectors, kept_vectors
 from modernbert_train.evaluate.retrieval.runs import choose_device, encoder_source
 from modernbert_train.evaluate.retrieval.sentence_model import (
     Described,
     describe,
+    files_hash,
     is_multi_vector,
     is_sparse,
     open_sentence_model,
+    pinned,
     sentence_folder,
 )
 from modernbert_train.report.counting import Counting
@@ -95,7 +97,7 @@ class Watched:
         scores: similarity of each query with each document.
         pairwise: similarity of rows with the same index.
         about: pooling, prompts and lengths.
-        weights_sha256: hash of the model's weights.
+        files_hash: see `files_hash`.
         keep: folder of kept vectors; None: nothing is kept.
         mteb_model_meta: mteb's description of it.
     """
@@ -104,7 +106,7 @@ class Watched:
     scores: Callable[[Any, Any], Tensor]
     pairwise: Callable[[Any, Any], Tensor]
     about: Described
-    weights_sha256: str
+    files_hash: str
     keep: Path | None
     mteb_model_meta: Any
     _counting: dict[str, Counting] = field(default_factory=dict)
@@ -173,7 +175,7 @@ class Watched:
         if self.keep is None:
             return make()
         texts = [text for batch in loader for text in batch["text"]]
-        return kept_vectors(self.keep, [self.weights_sha256, asdict(self.about), texts], make)
+        return kept_vectors(self.keep, [self.files_hash, asdict(self.about), texts], make)
 
 
 def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> Watched:
@@ -195,6 +197,7 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
 
     folder = None if keep is None else Path(keep)
     meta = ModelMeta.create_empty({"name": f"local/{Path(name).name}", "revision": "local"})
+    name = pinned(name)
     own, trained, source = sentence_folder(name), None, None
     if own is None:
         source = encoder_source(name)
@@ -203,7 +206,7 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
     if source is None or not dense:
         model = open_sentence_model(own or name, config)
         inner, scores, pairwise = _library(model)
-        return Watched(inner, scores, pairwise, describe(model), weights_sha256(model.state_dict()), folder, meta)
+        return Watched(inner, scores, pairwise, describe(model), files_hash(name), folder, meta)
     encoder = load_source(source)
     max_tokens = config.max_tokens or encoder.max_tokens
     if max_tokens > encoder.max_tokens:
@@ -222,7 +225,7 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
         max_tokens,
     )
     packed = Packed(encoder, about, choose_device(config.device))
-    return Watched(packed, cos_sim, pairwise_cos_sim, about, weights_sha256(encoder.module.state_dict()), folder, meta)
+    return Watched(packed, cos_sim, pairwise_cos_sim, about, files_hash(name), folder, meta)
 
 
 def _library(model: Model) -> tuple[Any, Any, Any]:

@@ -26,6 +26,7 @@ from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.result import RESULT, read_result
 from modernbert_train.evaluate.finetune.task import (
     FROZEN,
+    as_trained,
     asked,
     check_run,
     labels_of,
@@ -208,6 +209,17 @@ class Plan:
         task, seeds = self.suite.tasks[name], self.seeds_of(name)
         return seeds[: task.choose_seeds] if len(choices_of(task)) > 1 else seeds
 
+    def choices(self, name: str, model: str) -> list[Choice]:
+        """Return the choices of a task that differ for a model: a frozen encoder ignores lr and lora."""
+        task, found = self.suite.tasks[name], dict[str, Choice]()
+        for choice in choices_of(task):
+            if task.finetune is None:
+                return choices_of(task)
+            config, rest = self._read_task(self._what(task), self._words(name, choice))
+            trained = asdict(as_trained(config, named_model(model), 0)) | {"frozen": None}  # applied, or ignored
+            found.setdefault(repr((trained, rest)), choice)
+        return [*found.values()]
+
     def cell(self, name: str, model: str, choice: Choice, seed: int | None) -> Cell | None:
         """Return a run; None until the run that it starts from is finished."""
         task, named = self.suite.tasks[name], named_model(model)
@@ -290,7 +302,12 @@ class Plan:
         """Return failed runs without a result; of rejected choices, only those without RunError's exit code."""
         found = Failures()
         for name, task in self.suite.tasks.items():
-            for model, choice, seed in itertools.product(self.models, choices_of(task), self.seeds_of(name)):
+            every = (
+                (model, choice, seed)
+                for model in self.models
+                for choice, seed in itertools.product(self.choices(name, model), self.seeds_of(name))
+            )
+            for model, choice, seed in every:
                 _, problem, cell = self.standing(name, model, choice, seed, task.split)
                 if cell is None or problem is None:
                     continue
@@ -304,7 +321,7 @@ class Plan:
         """Return the state of a seed's run; before a choice is made, the states of all runs that decide it."""
         if chosen is not None:
             return [self.standing(name, model, chosen, seed, None)]
-        every = itertools.product(choices_of(self.suite.tasks[name]), self.choosing_seeds(name))
+        every = itertools.product(self.choices(name, model), self.choosing_seeds(name))
         return [self.standing(name, model, choice, own, None) for choice, own in every]
 
     def result(self, cell: Cell) -> dict[str, Any] | None:
@@ -323,8 +340,7 @@ class Plan:
 
         A run without a figure is worse than any other: a choice with fewer of them wins before any mean is compared.
         """
-        task = self.suite.tasks[name]
-        choices = choices_of(task)
+        task, choices = self.suite.tasks[name], self.choices(name, model)
         if len(choices) == 1:
             return choices[0]
         means: dict[Choice, tuple[int, float]] = {}
@@ -360,7 +376,7 @@ class Plan:
                 for model in self.models:
                     if self.unfit(name, model) is not None:
                         continue
-                    chosen = [self.chosen(name, model)] if not choosing else choices_of(self.suite.tasks[name])
+                    chosen = [self.chosen(name, model)] if not choosing else self.choices(name, model)
                     for choice in chosen:
                         if choice is not None and (cell := self.cell(name, model, choice, seeds[place])) is not None:
                             yield cell

@@ -58,7 +58,7 @@ def _cell(plan: Plan, name: str, model: str) -> dict[str, Any]:
     """Return mean, deviation and values by seed of the chosen values, all runs, and the reasons of missing figures."""
     task, chosen = plan.suite.tasks[name], plan.chosen(name, model)
     runs, values, problems = [], dict[str, float](), dict[str, list[str]]()
-    for choice in choices_of(task):
+    for choice in plan.choices(name, model):
         for seed in plan.seeds_of(name):
             value, problem, cell = plan.standing(name, model, choice, seed, task.split)
             if value is not None or problem is not None:
@@ -100,11 +100,14 @@ def _notes(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield f"{row['model']}: {row['source']}. Not run here."
             continue
         for name, cell in zip(plan.suite.tasks, row["cells"], strict=False):
-            if cell["chosen"]:
-                task, by = plan.suite.tasks[name], len(plan.choosing_seeds(name))
+            task, choices = plan.suite.tasks[name], plan.choices(name, row["source"])
+            if left := len(choices_of(task)) - len(choices):
+                yield f"{name} of {row['model']}: {plural(left, 'choice')} not run, since this model ignores the keys."
+            if cell["chosen"] and (len(choices) > 1 or not left):
+                by = len(plan.choosing_seeds(name))
                 on = f" on {split}" if (split := task.choose_on or task.split) else ""
                 some = f" with {by} of {plural(len(plan.seeds_of(name)), 'seed')}"
-                yield f"{name} of {row['model']}: {cell['chosen']}, the best of {len(choices_of(task))}{on}{some}."
+                yield f"{name} of {row['model']}: {cell['chosen']}, the best of {len(choices)}{on}{some}."
             yield from (f"{name} of {row['model']}: {problem}" for problem in cell["failed"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from modernbert_train.__main__ import main
 from modernbert_train.api import load_model
@@ -23,6 +25,7 @@ from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.config.load import load_run
 from modernbert_train.core.files import lock_now
 from modernbert_train.distributed import bf16
+from modernbert_train.weights.names import weights_hash
 from tests.support import forked
 from tests.support.finetuning import FAST, finetune, metrics, predictions, write_tags
 from tests.support.labelled import PLAIN, WriteTask, sentences, write_choices, write_questions, write_tsv
@@ -273,6 +276,32 @@ def test_a_folder_is_held_to_the_last_file_and_several_seeds_need_one_for_all(
     assert (first / "finetune.yaml").read_text() == made
     assert main([*words, "--seeds", "1", "2"]) == 78
     assert "and seeds 1 2: several runs need a folder for their table. Add --out" in capsys.readouterr().err
+
+
+def test_a_run_is_not_continued_with_other_first_weights_or_settings(
+    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures of the old weights were written as the new ones'."""
+    model = shutil.copytree(models["bert"], tmp_path / "${model}")  # no interpolation
+    task, folder = write_task(epochs=1), tmp_path / "runs/tone"
+    words = ["finetune", str(task), "--model", str(model), f"runs_folder={tmp_path}/runs", "name=tone", *FAST]
+    result = finetune(task, model, tmp_path / "runs")
+    assert result["source_weights"] == weights_hash(str(model))
+    for key in ("lr=0.5", "epochs=2"):
+        assert main([*words, key]) == 78
+        said = capsys.readouterr().err
+        assert f", or remove {folder}." in said and "--fresh" not in said and "start.checkpoint" not in said
+    file = model / "model.safetensors"
+    save_file({key: tensor + 1 for key, tensor in load_file(file).items()}, file)
+    assert main(words) == 78
+    said = capsys.readouterr().err
+    assert f"{folder}: the weights that it began with, {model}, have changed since. Restore them, give" in said
+    assert json.loads((folder / "result.json").read_text()) == result
+    # a run of an earlier version has no record to compare with
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    kept = ({key: value for key, value in line.items() if key != "source_weights"} for line in lines)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    assert main(words) == 0
 
 
 def test_a_model_of_another_vocabulary_is_refused(

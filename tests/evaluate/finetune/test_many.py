@@ -270,6 +270,22 @@ def test_several_runs_need_a_folder_and_no_launcher(
     assert "--watch was removed: evals of the run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("prefix", ["", "frozen:", "frozen:untrained:"])
+def test_a_path_with_an_equals_sign_is_no_override(
+    prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A suite in such a folder lost the frozen runs that begin with another run's weights."""
+    (model := tmp_path / "mb=1").mkdir()
+    for words in (
+        ["finetune", "sst2", "--model", f"{prefix}{model}", "lr=1e-3"],
+        ["eval", f"{prefix}{model}", "lr=1e-3", "--suite", "quick", "--out", str(tmp_path / "out")],
+    ):
+        assert main(words) == 65
+        assert f"error: {model}" in capsys.readouterr().err
+    assert main(["eval", str(model), "name=a"]) == 65
+    assert f"error: {model}" in capsys.readouterr().err
+
+
 @pytest.mark.runs
 @pytest.mark.parametrize(
     ("words", "code", "message"),

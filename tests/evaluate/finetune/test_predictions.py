@@ -160,6 +160,9 @@ def test_lists_of_words_and_tags_are_what_a_conll_file_is(tmp_path: Path, tokeni
     [
         ({"tokens": ["a", "b"], "tags": ["O"]}, "tags is 1 tags for 2 words"),
         ({"tokens": "a b", "tags": ["O"]}, "tokens is 'a b', and not a list of words"),
+        ({"tokens": [], "tags": []}, "tokens is an empty list. Remove the row"),
+        ({"tokens": ["a", None], "tags": ["O", "O"]}, "word 2 of tokens is None"),
+        ({"tokens": [" "], "tags": ["O"]}, "word 1 of tokens is ' '"),
         ({"tokens": ["a b"], "tags": ["O"]}, "a word with a space in it"),
         ({"tokens": ["a"], "tags": ["NN"]}, "the tag 'NN' is none of O, B-x.*set metrics to .accuracy"),
         ({"tokens": ["a"], "tags": [None]}, "neither a text nor a whole number"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.evaluate.retrieval.beir import read_beir
-from tests.support.beir import WriteBeir, recipe, result_of, words_about
+from tests.support.beir import WriteBeir, recipe, result_of, words_about, write_lines
 from tests.support.needs import needs
 from tests.support.paths import ROOT
 
@@ -68,6 +70,38 @@ def test_figures_are_those_of_all_documents_and_vectors_that_are_kept_give_the_s
     with held(tmp_path / "runs/plain", ""):
         assert main([*words, "name=plain"]) == 78
     assert re.search("runs/plain: in use by process .* Wait for it, or name another", capsys.readouterr().err)
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("changed", ["config.json", "tokenizer.json"])
+def test_the_same_weights_with_other_settings_are_another_model(
+    changed: str, encoder: Path, write_beir: WriteBeir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other model's vectors and figures would be reported as this one's."""
+    model, runs = shutil.copytree(encoder, tmp_path / "model"), f"runs_folder={tmp_path}/runs"
+    beir = write_beir(
+        {f"d{seed}": words_about(seed, 9)[1] for seed in range(9)}, {"q": "aba"}, train=[("q", "d7", 1), ("q", "d3", 1)]
+    )
+    pairs = write_lines(
+        tmp_path / "pairs.jsonl", ({"query": f"{seed}", "positive": words_about(seed, 9)[1]} for seed in range(9))
+    )
+    evaluate = ["retrieval", "evaluate", str(beir), "--model", str(model), runs, "split=train", "device=cpu", "name=a"]
+    mine = ["retrieval", "mine", str(pairs), "--model", str(model), f"out={tmp_path}/mined.jsonl", "device=cpu"]
+    assert main([*evaluate, f"index={tmp_path}/index"]) == main([*mine, "num_negatives=1"]) == 0
+    file = model / changed
+    content = json.loads(file.read_text())
+    if changed == "config.json":
+        content["local_attention"] = 2
+    else:
+        content["model"]["merges"] = content["model"]["merges"][:10]
+    file.write_text(json.dumps(content))
+    capsys.readouterr()
+    assert main([*evaluate, f"index={tmp_path}/index"]) == 0
+    assert "measured before" not in capsys.readouterr().out
+    assert len([*(tmp_path / "index").glob("*.safetensors")]) == 2
+    assert main([*mine, "num_negatives=1"]) == 78
+    assert "model_files: " in capsys.readouterr().err
+    assert main(evaluate) == 0 and "measured before" in capsys.readouterr().out
 
 
 @pytest.mark.runs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -143,6 +144,44 @@ def test_a_set_that_was_reranked_before_a_stop_is_not_reranked_again(
     for key in ("rerank_top=1", f"rerank={encoder}"):
         assert main(["retrieval", "evaluate", str(other), *words, key]) == 0
         assert "measured before" not in capsys.readouterr().out
+    hf, words[1] = model / "hf/tokenizer.json", f"{model}/hf"
+    assert main(["retrieval", "evaluate", str(other), *words]) == 0
+    content = json.loads(hf.read_text())
+    hf.write_text(json.dumps(content | {"model": content["model"] | {"merges": content["model"]["merges"][:10]}}))
+    capsys.readouterr()
+    assert main(["retrieval", "evaluate", str(other), *words]) == 0  # the same weights with another tokenizer
+    assert "measured before" not in capsys.readouterr().out
+
+
+@pytest.mark.runs
+@pytest.mark.timeout(280)
+def test_only_a_model_that_was_trained_on_pairs_reranks(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """sentence-transformers would give an embedding model a classifier with random weights, and rank with it."""
+    from sentence_transformers import CrossEncoder, SentenceTransformer
+
+    CrossEncoder(str(encoder), num_labels=1, device="cpu").save_pretrained(str(tmp_path / "cross"))
+    SentenceTransformer(str(encoder), device="cpu").save_pretrained(str(tmp_path / "st"))
+    one = reranker(toy, encoder, tmp_path, epochs=1, text_columns=["text"])
+    where = [f"runs_folder={tmp_path}/runs", "device=cpu", "name=a"]
+    words = ["retrieval", "evaluate", str(toy), *where, "rerank=bm25", "rerank_top=2", "--model"]
+    for model in (tmp_path / "st", one, one / "hf"):
+        assert main([*words, str(model)]) == 78
+        assert re.search(
+            f"--model={model}(/checkpoints/.*)?: scores no pairs of texts. Name a model of `finetune`",
+            capsys.readouterr().err,
+        )
+    assert main([*words, str(tmp_path / "cross")]) == 0
+    (query, (right,)), *others = read_beir(toy, "test").qrels.items()
+    (tmp_path / "one.trec").write_text(f"{query} Q0 {right} 1 1 bm25\n", encoding="utf-8")
+    for _ in range(2):  # the second time the figures are those of the first
+        assert main([*words, str(tmp_path / "cross"), f"rerank={tmp_path}/one.trec"]) == 0
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert f"{len(others)} judged queries of toy lack candidates and count as 0" in said
+    assert result_of(tmp_path / "runs/a")["figures"]["toy"]["ndcg_at_10"] == pytest.approx(1 / (1 + len(others)))
+    assert main(["retrieval", "evaluate", str(toy), *where, "--model", str(tmp_path / "cross")]) == 78
+    assert "scores pairs of texts, and gives no vectors" in capsys.readouterr().err
 
 
 BROKEN = {

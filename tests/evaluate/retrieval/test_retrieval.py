@@ -24,7 +24,9 @@ needs_scifact = pytest.mark.skipif(not SCIFACT.is_dir(), reason="no SciFact here
 
 
 @pytest.mark.runs
-def test_a_run_is_measured_as_it_is_exported(tiny_run: TinyRun, toy: Path, tmp_path: Path) -> None:
+def test_a_run_is_measured_as_it_is_exported(
+    tiny_run: TinyRun, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Run, checkpoint and export are one model; only the export is a folder that sentence-transformers loads."""
     from sentence_transformers import SentenceTransformer
 
@@ -40,6 +42,15 @@ def test_a_run_is_measured_as_it_is_exported(tiny_run: TinyRun, toy: Path, tmp_p
         assert main(["retrieval", "evaluate", str(toy), "--model", str(source), *keys]) == 0
         figures.append(result_of(tmp_path / f"runs/measured-{number}")["figures"])
     assert figures[0] == figures[1] == figures[2]
+    # while the newest checkpoint is damaged, the one before it is measured, and kept as that one
+    weights = max((run / "checkpoints").iterdir()) / "model.safetensors"
+    whole = weights.read_bytes()
+    for content in (whole[:-1] + bytes([whole[-1] ^ 1]), whole):
+        weights.write_bytes(content)
+        capsys.readouterr()
+        words = ["--model", str(run), "name=damaged", f"runs_folder={tmp_path}/runs", "device=cpu"]
+        assert main(["retrieval", "evaluate", str(toy), *words]) == 0
+        assert "measured before" not in capsys.readouterr().out
 
 
 @pytest.mark.runs
@@ -70,6 +81,21 @@ def test_identical_ids_are_left_out_if_configured(encoder: Path, write_beir: Wri
         assert main(["retrieval", "evaluate", str(folder), "--model", str(encoder), *keys]) == 0
         found.append(result_of(tmp_path / f"runs/asked-{flag}")["figures"]["beir"]["mrr_at_10"])
     assert found == [0.5, 1.0]
+
+
+def test_a_set_is_not_named_as_the_mean_of_all_sets(
+    encoder: Path, write_beir: WriteBeir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its figures were replaced by the mean on the terminal."""
+    first, other = (
+        write_beir({"a": "aba", "b": "xyz"}, {"q": "aba"}, name, train=[("q", "b", 1)], test=[("q", "a", 1)])
+        for name in ("mean", "other")
+    )
+    assert main(["retrieval", "evaluate", str(first), str(other), "--model", "bm25"]) == 78
+    assert f"{first}: results have the mean of all sets under the name mean. Rename the f" in capsys.readouterr().err
+    file = recipe(tmp_path, other, evaluate={"mean": str(other)})
+    assert main(["retrieval", "train", file, "--model", str(encoder)]) == 78
+    assert "evaluate.mean: results have the mean" in capsys.readouterr().err
 
 
 @pytest.mark.weekly

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.run_folder import held
@@ -67,8 +68,30 @@ def test_a_run_that_another_command_trains_keeps_its_files(
     assert [file.read_bytes() for file in files] == made
 
 
+@pytest.mark.runs
+def test_a_run_is_not_continued_with_other_first_weights(
+    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The figures of the old weights were written as the new ones'."""
+    model = shutil.copytree(encoder, tmp_path / "${model}")  # no interpolation
+    words = ["retrieval", "train", recipe(tmp_path, toy, epochs=1), "--model", str(model), "name=mine"]
+    assert main(words) == 0
+    made = (tmp_path / "runs/mine/result.json").read_bytes()
+    capsys.readouterr()
+    assert main(words) == 0 and "toy: measured before" in capsys.readouterr().out
+    assert main([*words, "lr=1e-4"]) == 78
+    said = capsys.readouterr().err
+    assert f", or remove {tmp_path}/runs/mine." in said and "--fresh" not in said
+    file = model / "model.safetensors"
+    save_file({key: tensor + 1 for key, tensor in load_file(file).items()}, file)
+    assert main(words) == 78
+    assert f"the weights that it began with, {model}, have changed since" in capsys.readouterr().err
+    assert (tmp_path / "runs/mine/result.json").read_bytes() == made
+
+
 ROWS = {
     "another column": ("question\tpositive\na\tb\n", "no column 'query'", "Set query_column"),
+    "another field": ('{"question": "a", "positive": "b"}\n', "no field 'query'", "Set query_column"),
     "no text": (
         "query\tpositive\n" + "\tb\n" * 20,
         "none of its 20 documents is left",
@@ -85,12 +108,12 @@ def test_pairs_that_cannot_be_read_are_refused_with_what_the_recipe_can_change(
 ) -> None:
     """Not with keys of the spec of `prepare` that the verb has written, which no argument changes."""
     text, fault, advice = ROWS[case]
-    file = tmp_path / "pairs.tsv"
+    file = tmp_path / f"pairs.{'jsonl' if text[0] == '{' else 'tsv'}"
     file.write_bytes(text.encode("latin-1" if case == "another encoding" else "utf-8"))
     assert main(["retrieval", "train", recipe(tmp_path, toy), "--model", str(encoder), f"train=[{file}]"]) == 65
     said = capsys.readouterr().err
     assert f"error: {file}:" in said and fault in said and advice in said
-    assert "sources." not in said and "on_error" not in said
+    assert "sources." not in said and "on_error" not in said and ("iconv" in said) == ("iconv" in advice)
 
 
 @pytest.mark.runs

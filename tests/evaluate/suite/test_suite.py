@@ -94,6 +94,18 @@ def test_a_rate_is_chosen_with_some_seeds_and_counts_with_all(
 
 
 @pytest.mark.runs
+def test_choices_that_a_model_ignores_are_one_run(write_suite: WriteSuite, fakes: list[Path], tmp_path: Path) -> None:
+    """A frozen encoder has no adapters: the best of equal runs was called the best rate."""
+    suite = write_suite({"tone": {"choices": {"lora.lr": [1e-3, 2e-3], "batch_texts": [4, 8]}}, "plain": {}})
+    table = run(suite, tmp_path / "out", fakes[0], f"frozen:{fakes[1]}")
+    tuned, frozen = ({each["choice"] for each in row["cells"][0]["runs"]} for row in table["rows"])
+    assert len(tuned) == 4 and frozen == {"lora.lr=0.001, batch_texts=4", "lora.lr=0.001, batch_texts=8"}
+    text = (tmp_path / "out/table.md").read_text()
+    assert "tone of frozen-two: 2 choices not run, since this model ignores the keys." in text
+    assert "the best of 2 with" in text and "the best of 4 with" in text and len(starts(tmp_path / "out")) == 8 + 4 + 4
+
+
+@pytest.mark.runs
 def test_a_task_begins_with_what_was_chosen_of_another_with_the_same_seed(
     write_suite: WriteSuite, fakes: list[Path], tmp_path: Path
 ) -> None:
