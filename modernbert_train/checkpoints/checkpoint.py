@@ -176,8 +176,9 @@ def begin(final: Path, needed: int) -> Path:
         free = shutil.disk_usage(final.parent).free
         if free < needed:
             raise StorageError(
-                f"{final}: the checkpoint needs {needed:,} bytes, {free:,} are free. Free some space or lower "
-                "checkpoint.keep; the checkpoints already there are untouched and the same command resumes from them."
+                f"{final}: the checkpoint needs {needed:,} bytes, {free:,} are free. Free some space, or move the "
+                "run's folder to another disk and set runs_folder; older ones are removed only once this one is whole. "
+                "Those already there are untouched and the same command resumes from them."
             )
         staging = final.with_name(f"{final.name}{PARTIAL}-{os.getpid()}")
         staging.mkdir()

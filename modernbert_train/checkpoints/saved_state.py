@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.read_json import Count, as_type, read_json
 from modernbert_train.data.planner_state import PlannerState
+
+_MAX_SECONDS = 1_000_000_000  # 30 years
 
 
 class SavedTime(TypedDict):
@@ -132,7 +135,31 @@ def read_state(path: Path, config: RunConfig, step: int) -> SavedState:
         timestamp = state.training.timestamp
         _require(timestamp["batch"] == step, "training.timestamp.batch", str(step), timestamp["batch"])
         _require(timestamp["token"] == state.tokens, "training.timestamp.token", str(state.tokens), timestamp["token"])
+        _check_training(state, state.training, Clock.of(config))
     return state
+
+
+def _check_training(state: SavedState, training: TrainingState, clock: Clock) -> None:
+    """Check the numbers of a step against its tokens; a plugin's objective may have any loss."""
+    step, tokens, now = state.step, state.tokens, clock.phase(state.phase)
+    start = sum(each.phase.tokens for each in clock.phases[: now.index])
+    # its last batch began in the phase and may have passed the end
+    end = start + now.phase.tokens + now.phase.batch_rows * now.phase.row_tokens
+    _require(start < tokens < end or not step, "phase", f"the one of the batch before {tokens} tokens", state.phase)
+    # a clock of the machine that was set back makes it smaller
+    _require(abs(training.seconds) < _MAX_SECONDS, "training.seconds", f"below {_MAX_SECONDS}", training.seconds)
+    rows = training.timestamp["sample"]
+    _require(step <= rows <= tokens, "training.timestamp.sample", f"{step} to {tokens} rows", rows)
+    epoch = training.timestamp["epoch"]  # to Composer a run is one
+    _require(epoch == 0, "training.timestamp.epoch", "0", epoch)
+    guard = training.stability
+    unlabelled = guard["unlabelled_steps"]
+    _require(unlabelled <= step, "training.stability.unlabelled_steps", f"at most {step}", unlabelled)
+    for number, skipped in enumerate(guard["skipped_updates"]):
+        first, last = skipped["tokens"]
+        possible = skipped["step"] <= step and first <= last <= tokens
+        expected = f"at most step {step} and a range up to {tokens} tokens"
+        _require(possible, f"training.stability.skipped_updates[{number}]", expected, skipped)
 
 
 def _require(holds: bool, name: str, expected: str, found: object) -> None:

@@ -64,6 +64,14 @@ def _evaluate_suite(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
+    from modernbert_train.evaluate.finetune.task import named_model as with_baseline
+
+    for word in options.run:
+        if with_baseline(word).baseline:
+            raise ConfigError(
+                f"eval {word}: frozen: and untrained: name baselines of a suite's tasks. Add --suite, such as --suite "
+                "quick, and --out, or leave the prefix out."
+            )
     model, words = named_model(options.run), options.run
     checkpoint = named_checkpoint(model)
     is_other = model is not None and checkpoint is None

@@ -169,7 +169,7 @@ class BatchPlanner:
         Raises:
             ValueError: the position does not exist in the data; names the field.
         """
-        phases = None if self._is_branch else [each.phase for each in self._clock.phases]
+        phases = None if self._is_branch else {each.name: each.phase for each in self._clock.phases}
         check_state(state, self._chunks, self._special, phases)
         self.tokens, self._phase, self._now, self._drawn = state["tokens"], state["phase"], None, None
         for name, cursor in zip(self._names, self._cursors, strict=True):

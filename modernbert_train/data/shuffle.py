@@ -76,6 +76,11 @@ class ShuffledChunks:
         chunks: Ints = shuffle_kernel.lay_out(documents, lengths, chunk_tokens, key)
         return chunks
 
+    def block_of(self, epoch: int, document: int) -> int:
+        """Return the block of an epoch that has a document."""
+        shard = int(np.searchsorted(self._first, document, side="right")) - 1
+        return int(np.flatnonzero(self._shards_of(epoch) == shard)[0]) // self._block_shards
+
     def tokens_before(self, epoch: int, block: int) -> int:
         """Return the tokens of an epoch's earlier blocks; reads their documents' lengths."""
         members = self._shards_of(epoch)[: block * self._block_shards]

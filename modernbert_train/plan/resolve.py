@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, newest_step, read_manifest
+from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE, newest_step, read_manifest, step_folders
 from modernbert_train.checkpoints.resume_rules import refuse_average, refuse_changes
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
@@ -393,22 +394,41 @@ def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) 
 
 
 def _check_disk(config: RunConfig, run: RunFolder, fresh: bool) -> None:
-    """Compare the free space with one checkpoint: a new one is written before an old one is removed.
+    """Compare the free space with the checkpoints to come: a new one is written before an old one is removed.
 
     Raises:
-        StorageError: not even one fits.
+        StorageError: they do not fit.
     """
     if type(config.model) not in ENCODER_COUNTS:  # a plugin's encoder, whose weights are not counted
         return
     trained = None if fresh else _newest_state(run.path, run.checkpoints)
-    if trained is not None and trained[2].tokens >= config.total_tokens:
-        return  # nothing is left to save
-    needed, free = checkpoint_bytes(config.model, config.objective, config.optim), free_bytes(run.path)
-    if free < needed:
+    saves = _min_saves(config, 0 if trained is None else trained[2].tokens)
+    if saves == 0:
+        return
+    keep, there = config.checkpoint.keep, 0 if fresh else len(step_folders(run.checkpoints))
+    added = min(saves, max(1, keep + 1 - there))
+    each, free = checkpoint_bytes(config.model, config.objective, config.optim), free_bytes(run.path)
+    if free < added * each:
+        lower = f" lower checkpoint.keep={keep}," if keep > 1 and added > 2 else ""
         raise StorageError(
-            f"{run.path}: a checkpoint of this model takes {needed:,} bytes, and {free:,} are free on its disk. Free "
-            "some space, or set runs_folder to another disk."
+            f"{run.path}: a checkpoint of this model takes {each:,} bytes, this run adds {added} before it removes "
+            f"one, and {free:,} are free on its disk. Free some space,{lower} or set runs_folder to another disk."
         )
+
+
+def _min_saves(config: RunConfig, tokens: int) -> int:
+    """Return the minimum number of checkpoints that a run saves after so many tokens.
+
+    Its hours are unknown: with checkpoint.interval_seconds it is expected to save more than once.
+    """
+    settings, left = config.checkpoint, config.total_tokens - tokens
+    if left <= 0:
+        return 0
+    steps = -(-left // max(phase.batch_rows * phase.row_tokens for phase in config.phases.values()))
+    by_steps = steps // settings.interval_steps if settings.interval_steps is not None else 0
+    by_tokens = min(steps, left // settings.interval_tokens) if settings.interval_tokens is not None else 0
+    ends = sum(end > tokens for end in accumulate(phase.tokens for phase in config.phases.values()))
+    return max(ends, by_steps, by_tokens, 1 if settings.interval_seconds is None else 2)
 
 
 def _check_trained(run: Path, checkpoints: Path, phases: Mapping[str, PhaseConfig]) -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from modernbert_train.checkpoints.manifest import step_folders
 from modernbert_train.checkpoints.provenance import Start, read_starts
 from modernbert_train.config.evals import BITS_PER_BYTE
 from modernbert_train.config.load import load_run
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import errors_to, lock_now
 from modernbert_train.core.read_json import number, open_file, parse_object
 from modernbert_train.core.text import duration, fixed, percent, printable, table, tokens_text, whole
@@ -42,6 +43,7 @@ class RunState:
         reason: error of a failed run.
         tokens, total_tokens: seen and planned.
         loss, held_out_loss: mean of the last steps, and the last measurement.
+        measured: objective, text and number of predictions of the held-out loss; only losses with the same compare.
         bits_per_byte: held-out loss over the bytes of the text, comparable between tokenizers.
         tokens_per_second: over the last steps.
         age_seconds: since the last line of its record.
@@ -55,6 +57,7 @@ class RunState:
     total_tokens: int
     loss: float | None
     held_out_loss: float | None
+    measured: str | None
     bits_per_byte: float | None
     tokens_per_second: float | None
     age_seconds: float | None
@@ -131,10 +134,17 @@ def read_run_state(folder: Path, now: float) -> RunState:
         total_tokens=config.total_tokens,
         loss=training_loss(losses_of(entries)),
         held_out_loss=_mean(held_out[-1:], "loss"),
+        measured=_measured(config, held_out[-1]) if held_out else None,
         bits_per_byte=_mean(held_out[-1:], BITS_PER_BYTE),
         tokens_per_second=_mean(steps, "tokens_per_second"),
         age_seconds=None if last is None else max(0.0, now - last),
     )
+
+
+def _measured(config: RunConfig, validation: Mapping[str, Any]) -> str:
+    objective = config.in_phase.get(str(validation.get("phase")), config).objective
+    name = f"{objective.name} from {objective.predict_from}"
+    return f"{name}, {config.data.validation}, {validation.get('predicted')} predicted"
 
 
 def run_state(folder: Path, starts: Sequence[Start], *, done: bool, begun: bool) -> str:

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from modernbert_train.config.read import read_yaml
 from modernbert_train.core.text import printable
@@ -20,14 +21,21 @@ _OWN = ("name", "seed", "runs_folder")  # keys in which two repetitions of a run
 def seed_lines(runs: Sequence[RunState]) -> list[str]:
     """Return a line for each group of finished runs, and for each gap between neighbouring mean losses.
 
-    The standard error of a difference is s sqrt(1 / n + 1 / m) for n and m seeds, with the standard deviation s pooled
-    over all groups. Nothing is returned if no run was repeated with another seed.
+    Only losses of the same objective on the same held-out text are compared, see `RunState.measured`; of several runs
+    with the same seed the first by name counts. The standard error of a difference is s sqrt(1 / n + 1 / m) for n and m
+    seeds, with the standard deviation s pooled over all groups. Nothing is returned if no run was repeated with another
+    seed.
     """
-    groups: dict[str, list[RunState]] = {}
+    measured: dict[str | None, dict[str, dict[Any, RunState]]] = {}
     for run in sorted(runs, key=lambda run: run.name):
         if run.state == "finished" and run.held_out_loss is not None and math.isfinite(run.held_out_loss):
-            groups.setdefault(_settings(run), []).append(run)
-    losses = {each[0].name: [run.held_out_loss or 0.0 for run in each] for each in groups.values()}
+            settings, seed = _settings(run)
+            measured.setdefault(run.measured, {}).setdefault(settings, {}).setdefault(seed, run)
+    return [line for groups in measured.values() for line in _compared([[*each.values()] for each in groups.values()])]
+
+
+def _compared(groups: Sequence[Sequence[RunState]]) -> list[str]:
+    losses = {each[0].name: [run.held_out_loss or 0.0 for run in each] for each in groups}
     degrees = sum(len(each) - 1 for each in losses.values())
     if not degrees:
         return []
@@ -48,10 +56,11 @@ def seed_lines(runs: Sequence[RunState]) -> list[str]:
     return lines
 
 
-def _settings(run: RunState) -> str:
-    """Return the configuration of a run without its own name, folder and seed; its folder where that cannot be read."""
+def _settings(run: RunState) -> tuple[str, Any]:
+    """Return the configuration of a run without its name, folder and seed, and the seed; its folder if unreadable."""
     try:
         tree = read_yaml(Path(run.folder) / "config.yaml", {}, [])
     except ConfigError:
-        return run.folder
-    return json.dumps({key: value for key, value in tree.items() if key not in _OWN}, sort_keys=True, default=str)
+        return run.folder, None
+    kept = {key: value for key, value in tree.items() if key not in _OWN}
+    return json.dumps(kept, sort_keys=True, default=str), tree.get("seed")

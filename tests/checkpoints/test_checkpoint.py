@@ -144,7 +144,7 @@ def test_no_space_is_reported_with_both_numbers_and_costs_nothing(
     write(tmp_path, 1)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
-    with pytest.raises(StorageError, match=r"needs [\d,]+ bytes, 100 are free"):
+    with pytest.raises(StorageError, match=r"needs [\d,]+ bytes, 100 are free\. .* and set runs_folder; older"):
         write(tmp_path, 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 

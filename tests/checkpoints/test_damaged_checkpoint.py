@@ -9,6 +9,8 @@ import json
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from modernbert_train.checkpoints.checkpoint import newest_valid, verify
 from modernbert_train.checkpoints.manifest import MANIFEST, read_manifest
 from modernbert_train.checkpoints.saved_state import GuardState, SavedTime, read_state
 from modernbert_train.config.load import to_yaml
+from modernbert_train.config.schema import PhaseConfig
 from modernbert_train.data.packing import PackerState
 from modernbert_train.data.planner_state import PlannerState
 from modernbert_train.data.shuffle import CursorState
@@ -150,6 +153,13 @@ STATE_EDITS: list[tuple[str, Any, str]] = [
         "1",
         r"training.stability.skipped_updates\[0\].step: expected a whole number",
     ),
+    ("training.seconds", 1e300, r"training.seconds: expected below 1000000000, found 1e\+300"),
+    ("training.seconds", -1e9, "training.seconds: expected below"),
+    ("training.timestamp.epoch", 3, "training.timestamp.epoch: expected 0, found 3"),
+    ("training.timestamp.sample", 0, "training.timestamp.sample: expected 2 to 20 rows, found 0"),
+    ("training.stability.unlabelled_steps", 10**9, "training.stability.unlabelled_steps: expected at most 2"),
+    ("training.stability.skipped_updates.0.step", 10**6, r"skipped_updates\[0\]: expected at most step 2"),
+    ("training.stability.skipped_updates.0.tokens", [5, 1], r"skipped_updates\[0\]: expected at most step 2"),
     ("average", [{}], r"average\[0\].* missing"),
 ]
 FIELDS = ("step", "tokens", "phase", "data", "training", "average", *(
@@ -194,6 +204,25 @@ def test_a_state_that_makes_no_sense_means_the_checkpoint_before_and_names_the_f
     (folder / manifest.STATE).write_text(original)
     sign(folder)
     assert verify(folder).state == state_of(2)
+
+
+def test_a_phase_that_the_clock_does_not_have_at_these_tokens_is_refused(tmp_path: Path) -> None:
+    """A batch belongs to the phase in which it starts, and passes its end by less than a batch of 128 tokens."""
+    shape = {"row_tokens": 64, "batch_rows": 2, "microbatch_tokens": 64}
+    phases = {"early": PhaseConfig(tokens=1000, **shape), "late": PhaseConfig(tokens=500, **shape)}
+    config, file = replace(CONFIG, phases=phases), tmp_path / "state.json"
+    for tokens, phase, fits in (
+        (10, "early", True),
+        (1127, "early", True),
+        (1128, "early", False),
+        (1000, "late", False),
+        (1001, "late", True),
+        (1627, "late", True),
+        (1628, "late", False),
+    ):
+        file.write_text(state_of(1, tokens=tokens, phase=phase).as_json())
+        with nullcontext() if fits else pytest.raises(ValueError, match=f"^phase: expected .*, found {phase}"):
+            assert read_state(file, config, 1).tokens == tokens
 
 
 @pytest.mark.runs

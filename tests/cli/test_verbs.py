@@ -91,6 +91,9 @@ def test_eval_is_of_a_run_or_of_a_suite(program: Program) -> None:
     assert "--jobs needs --suite. Add it" in program("eval", "runs/x", "--jobs", 2, code=64).stderr
     assert "Add --out" in program("eval", "m", "--suite", "quick", code=64).stderr
     assert "runs/x: no such run" in program("eval", "runs/x", code=78).stderr
+    for words in (["frozen:runs/x"], ["runs/x", "untrained:frozen:runs/x"]):
+        said = program("eval", *words, code=78).stderr
+        assert f"eval {words[-1]}: frozen: and untrained: name baselines of a suite's tasks. Add --suite" in said
     assert "names no model" in program("eval", "lr=1e-5", "--suite", "quick", "--out", "t", code=78).stderr
     said = program("eval", "you/a", "you/b", "--suite", "quick", "--out", "t", "--dry-run").stdout
     answer, data, *_ = said.splitlines()

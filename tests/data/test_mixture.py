@@ -113,8 +113,9 @@ def streams_of(config: RunConfig, mixture: Mixture) -> TokenStreams:
     )
 
 
-def planner(config: RunConfig, mixture: Mixture) -> BatchPlanner:
-    return plan_path(config.data, config.seed, Clock.of(config), streams_of(config, mixture).shards).planner
+def planner(config: RunConfig, mixture: Mixture, *, is_branch: bool = False) -> BatchPlanner:
+    shards = streams_of(config, mixture).shards
+    return plan_path(config.data, config.seed, Clock.of(config), shards, is_branch=is_branch).planner
 
 
 def draw_shares(data: st.DataObject, mixture: Mixture) -> dict[str, int]:
@@ -404,7 +405,7 @@ def test_rows_that_were_ready_stay_with_their_stream_through_a_checkpoint() -> N
     epochs = {name: cursor["epoch"] for name, cursor in state["streams"].items()}
     ready = [[[epochs["a"], n, 0, 60]] for n in range(6)] + [[[epochs["b"], 16 + n, 0, 61]] for n in range(6)]
     state["packer"]["ready"] = ready
-    again = planner(config, mixture)
+    again = planner(config, mixture, is_branch=True)  # whose chunks may be of another run
     again.load_state_dict(state)
     assert json.loads(json.dumps(again.state_dict())) == state
     batch = next(again)

@@ -233,6 +233,8 @@ PLACES_THAT_CANNOT_BE: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "another block": (lambda at: at["streams"]["a"].update(block=2), r"streams\.a: epoch 0, block 2, "),
     "another stream": (lambda at: at["streams"].update(b=at["streams"].pop("a")), r"streams: expected a, found b"),
+    "rows of another phase": (lambda at: at["packer"].update(row_tokens=128), r"packer\.row_tokens: "),
+    "a phase that no run has": (lambda at: at.update(phase="p2"), "phase: expected one of p0, p1, found p2"),
     "rows of another length": (lambda at: at["packer"].update(row_tokens=10**9), r"packer\.row_tokens: "),
     "a document beyond the last": (lambda at: _waiting(at).__setitem__(1, 48), r"packer\.waiting\[0\]: there are 48"),
     "a part beyond its document": (lambda at: _waiting(at).__setitem__(2, 149), r"packer\.waiting\[0\]: expected 1 to"),
@@ -243,6 +245,30 @@ PLACES_THAT_CANNOT_BE: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda at: at["packer"]["ready"].append([list(_waiting(at))] * 9), r"packer\.ready\[\d\]: expected 1 to",
     ),
     "an empty row": (lambda at: at["packer"]["ready"].append([]), r"packer\.ready\[\d\]: expected 1 to"),
+    "text that would be read again": (
+        lambda at: at["streams"]["a"].update(block=0, taken=0, offset=0, given=0, laid_out_for=0),
+        r"packer\.waiting\[0\]: \d+ tokens from \d+ of document \d+ lie beyond what stream a has given out",
+    ),
+    "text that was read already": (
+        lambda at: (at.update(tokens=40_000), at["packer"].update(waiting=[])), "streams: .* 0 of them wait; the other",
+    ),
+    "text that would be left out": (
+        lambda at: at["packer"]["waiting"].clear(), "streams: .* 0 of them wait; the other",
+    ),
+    "the same chunk twice": (
+        lambda at: at["packer"]["waiting"].append(at["packer"]["waiting"][0]),
+        r"packer\.waiting\[\d\]: \d+ tokens from \d+ of document \d+ are in another chunk too",
+    ),
+    "a part from within a chunk": (
+        lambda at: _waiting(at).__setitem__(slice(2, 4), [_waiting(at)[2] + 1, _waiting(at)[3] - 1]),
+        r"packer\.waiting\[0\]: rows cut documents into chunks of 62, 126 tokens, found 25 from 125",
+    ),
+    "a part of a chunk": (
+        lambda at: _waiting(at).__setitem__(3, 3), r"packer\.waiting\[0\]: rows cut documents .* found 3 from",
+    ),
+    "more rows than tokens": (
+        lambda at: at["packer"]["waiting"][0].__setitem__(0, 10**15), r"packer\.waiting\[0\]: expected at most a row",
+    ),
     "shares of two streams": (lambda at: at.update(weights=[1, 1]), "weights: expected a number for each of 1"),
     "a share below 0": (lambda at: at.update(weights=[-1]), "weights: expected shares from 0 up"),
     "a queue that has lost count": (lambda at: at.update(lag=[7]), "lag: expected numbers that add up to 0"),
@@ -257,7 +283,7 @@ def _waiting(at: Any) -> Any:
 def test_a_place_that_planning_could_not_have_made_is_refused_by_its_field(case: str) -> None:
     """Beyond an array the compiled loops would crash; within it the run would train on other text without a word."""
     change, message = PLACES_THAT_CANNOT_BE[case]
-    config = run(64, tokens=40_000, train=None, streams={"a": StreamConfig(path="")})
+    config = run(64, 128, tokens=40_000, train=None, streams={"a": StreamConfig(path="")})
     order = {"a": ShuffledChunks([8] * 6, np.full(48, 150, np.uint32), 2, 5)}
     at = BatchPlanner(config.data, Clock.of(config), order)
     state: Any = {}
@@ -268,6 +294,19 @@ def test_a_place_that_planning_could_not_have_made_is_refused_by_its_field(case:
     change(state)
     with pytest.raises(ValueError, match=f"^{message}"):
         BatchPlanner(config.data, Clock.of(config), order).load_state_dict(state)
+
+
+def test_a_place_after_text_that_was_dropped_is_accepted() -> None:
+    """Many passes over a small stream wait for a row when pairs of texts are compared next, and none of it is used."""
+    config = run(64, 64, train=None, streams={"a": StreamConfig(path="")}, packing_window=200, max_wait_rows=999)
+    pairs = replace(config.phases["p1"], objective={"name": "contrastive"})
+    config = replace(config, phases={**config.phases, "p1": pairs})
+    order = {"a": ShuffledChunks([2], np.array([20, 30], np.uint32), 1, 5)}
+    at, unused = BatchPlanner(config.data, Clock.of(config), order), 0
+    for plan in at:
+        unused += plan.unused
+        BatchPlanner(config.data, Clock.of(config), order).load_state_dict(json.loads(json.dumps(at.state_dict())))
+    assert unused > 60 * 50, "of some sixty passes"
 
 
 def test_a_block_that_is_given_out_is_left_for_the_next() -> None:

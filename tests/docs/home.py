@@ -124,7 +124,8 @@ def as_step(folder: Path, step: int) -> None:
     """Rename a checkpoint to another step, since pages name some."""
     file = folder / "state.json"
     state = json.loads(file.read_text(encoding="utf-8"))
-    state["step"] = state["training"]["timestamp"]["batch"] = step
+    state["step"] = step
+    state["training"]["timestamp"] |= {"batch": step, "sample": step}
     file.write_text(json.dumps(state), encoding="utf-8")
     sign(folder, lambda manifest: manifest.update(step=step))
     folder.rename(folder.with_name(f"step-{step:08d}"))

@@ -23,6 +23,7 @@ from modernbert_train.data import shard_sizes
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan import resolve
 from modernbert_train.plan.gpus import RunGpus
+from modernbert_train.plan.memory import checkpoint_bytes
 from tests.support.probed import call_probed
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
@@ -358,9 +359,37 @@ def test_a_disk_on_which_not_one_checkpoint_fits(
     for verb in ("check", "train"):
         assert main([verb, *tiny_run(*huge, "name=huge")]) == 74
         said = capsys.readouterr().err
-        assert re.search(r"huge: a checkpoint of this model takes [\d,]{16,} bytes, and [\d,]+ are free", said)
+        assert re.search(r"huge: a checkpoint of this model takes [\d,]{16,} bytes, .* and [\d,]+ are free", said)
     monkeypatch.setattr(resolve, "free_bytes", lambda path: 0)
     assert main(["check", *again()]) == 0, "a finished run saves nothing more"
+
+
+@pytest.mark.runs
+def test_a_disk_holds_the_checkpoints_that_are_there_at_once(
+    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new checkpoint is written before an old one is removed: with room for one, the second save would fail."""
+    config = load_run(again())
+    each = checkpoint_bytes(config.model, config.objective, config.optim)
+    shutil.rmtree(max((tmp_path / "runs/tiny/checkpoints").glob("step-*")))  # its first phase is trained
+    once, lower = ("phases.long=null", "name=new"), " lower checkpoint.keep=3,"
+    for words, added, remedy in (
+        (once, 1, ""),
+        ((*once, "checkpoint.interval_seconds=900"), 2, ""),
+        (("name=new",), 2, ""),
+        ((*once, "checkpoint.interval_steps=2"), 4, lower),
+        ((*once, "checkpoint.interval_steps=2", "checkpoint.keep=1"), 2, ""),
+        ((*once, "checkpoint.interval_tokens=1500"), 2, ""),
+        (("checkpoint.interval_steps=1",), 3, lower),
+        (("checkpoint.interval_steps=1", "checkpoint.keep=1"), 1, ""),
+    ):
+        monkeypatch.setattr(resolve, "free_bytes", lambda path, room=added * each: room)
+        assert main(["check", *again(*words)]) == 0, words
+        monkeypatch.setattr(resolve, "free_bytes", lambda path, room=added * each - 1: room)
+        assert main(["check", *again(*words)]) == 74, words
+        said = capsys.readouterr().err
+        assert f"adds {added} before it removes one, and {added * each - 1:,} are free on its disk." in said, words
+        assert f"Free some space,{remedy} or set runs_folder to another disk." in said, words
 
 
 def test_a_gpu_that_this_machine_lacks_is_named_as_not_looked_at(

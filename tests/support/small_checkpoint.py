@@ -60,7 +60,7 @@ def write(
 
 def state_of(step: int, *, tokens: int | None = None, phase: str = "short", tokenizer: str = "0" * 64) -> SavedState:
     tokens = 10 * step if tokens is None else tokens
-    clock = dict.fromkeys(SavedTime.__annotations__, 0) | {"batch": step, "token": tokens}
+    clock = dict.fromkeys(SavedTime.__annotations__, 0) | {"batch": step, "sample": step, "token": tokens}
     return SavedState(
         step=step,
         tokens=tokens,

@@ -182,6 +182,11 @@ class _Keys:
         self._values = dotted(read_yaml(file, {}, self.problems))
         if self.problems:
             raise ConfigError("\n".join(self.problems))
+        if self.below("phases"):
+            raise ConfigError(
+                f"{file}: phases is a key of this program, so the file is a run of it already. Train it: "
+                f"python -m modernbert_train train {file}"
+            )
         for key, value in self._values.items():
             if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
                 self._values[key] = self._values.get(match[1], value)

@@ -56,6 +56,14 @@ def test_another_architecture_is_refused_with_every_difference(theirs: Path) -> 
     assert "max_duration=1ep" in str(error.value)
 
 
+def test_a_run_of_this_program_is_named_as_such() -> None:
+    """It would be told of keys that it does not have, since their defaults are another architecture."""
+    file = ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"
+    with pytest.raises(ConfigError) as error:
+        import_config(file)
+    assert str(error.value).endswith(f"is a run of it already. Train it: python -m modernbert_train train {file}")
+
+
 def test_tiling_and_decay_are_understood(theirs: Path) -> None:
     keys = "checkpoint_load_path: ckpts, checkpoint_run_name: base, mode: tile_weights_from_middle"
     grown = f"init_from_checkpoint: {{{keys}}}\n"
