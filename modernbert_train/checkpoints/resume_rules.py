@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 # keys of a run's present phase that decide when it ends and how its rate decays towards that end
 _ITS_END = ("tokens", "schedule.decay_tokens", "schedule.decay", "schedule.final_lr_ratio")
-_READ_ANEW = ("compute.", "data.")  # sections that a measurement takes from the given configuration
+# sections that a measurement takes from the given configuration; and what a run began with, which may have moved
+_NOT_COMPARED = ("compute.", "data.", "weights.", "start.")
 
 
 def check_same_past(found: Checkpoint, phases: Mapping[str, PhaseConfig]) -> None:
@@ -50,7 +51,7 @@ def check_same_run(found: Checkpoint, config: RunConfig) -> None:
     changed = fixed(changed_keys(found.config, config))
     refuse(
         f"{found.folder} was trained with another configuration, which is used here",
-        [each for each in changed if not each.key.startswith(_READ_ANEW)]
+        [each for each in changed if not each.key.startswith(_NOT_COMPARED)]
         + past_changes(found.config.phases, config.phases, found.state.phase, found.state.tokens),
         "Leave these keys out; or restore the run's config.yaml.",
     )
