@@ -43,10 +43,10 @@ def check_same_past(found: Checkpoint, phases: Mapping[str, PhaseConfig]) -> Non
 
 
 def check_same_run(found: Checkpoint, config: RunConfig) -> None:
-    """Compare the configuration that a checkpoint was trained with, and that a verb uses, with the given one.
+    """Refuse other values for keys that `eval` and `export` take from the checkpoint, where they would have no effect.
 
     Raises:
-        ConfigError: a key differs that only training reads; names each difference.
+        ConfigError: there are some; names each with both values.
     """
     changed = fixed(changed_keys(found.config, config))
     refuse(
