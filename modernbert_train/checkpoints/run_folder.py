@@ -378,7 +378,7 @@ def changed_keys(last: RunConfig, config: RunConfig) -> list[Change]:
 
 
 def fixed(changed: Iterable[Change]) -> list[Change]:
-    """Return the changes that no start of a run may make. A stream's folder may move; no stream may be added or removed."""
+    """Return the changes that no start of a run may make: a stream may move, but none may be added or removed."""
     return [
         each
         for each in changed
