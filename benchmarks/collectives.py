@@ -54,51 +54,51 @@ def cases(
     mine, part = all_values[rank].to(device), number // ranks
 
     def total(members: Sequence[int]) -> Tensor:
-        found = all_values[members[0]].float()
+        collectives = all_values[members[0]].float()
         for each in members[1:]:
-            found = found + all_values[each].float()
-        return found
+            collectives = collectives + all_values[each].float()
+        return collectives
 
-    def same(found: Tensor, expected: Tensor) -> bool:
-        return torch.equal(found.float().cpu(), expected.float())
+    def same(collectives: Tensor, expected: Tensor) -> bool:
+        return torch.equal(collectives.float().cpu(), expected.float())
 
     def all_reduce() -> bool:
-        found = mine.clone()
-        dist.all_reduce(found)
-        return same(found, total(range(ranks)))
+        collectives = mine.clone()
+        dist.all_reduce(collectives)
+        return same(collectives, total(range(ranks)))
 
     def all_reduce_in_half() -> bool:
-        found = mine.clone()
-        dist.all_reduce(found, group=half)
-        return same(found, total(half_of(rank, ranks)))
+        collectives = mine.clone()
+        dist.all_reduce(collectives, group=half)
+        return same(collectives, total(half_of(rank, ranks)))
 
     def all_gather() -> bool:
-        found = mine.new_empty(number * ranks)
-        dist.all_gather_into_tensor(found, mine)
-        return same(found, torch.cat(all_values))
+        collectives = mine.new_empty(number * ranks)
+        dist.all_gather_into_tensor(collectives, mine)
+        return same(collectives, torch.cat(all_values))
 
     def reduce_scatter() -> bool:
-        found = mine.new_empty(part)
-        dist.reduce_scatter_tensor(found, mine[: part * ranks].contiguous())
-        return same(found, total(range(ranks))[part * rank : part * (rank + 1)])
+        collectives = mine.new_empty(part)
+        dist.reduce_scatter_tensor(collectives, mine[: part * ranks].contiguous())
+        return same(collectives, total(range(ranks))[part * rank : part * (rank + 1)])
 
     def broadcast() -> bool:
-        found = mine.clone()
-        dist.broadcast(found, src=ranks - 1)
-        return same(found, all_values[-1])
+        collectives = mine.clone()
+        dist.broadcast(collectives, src=ranks - 1)
+        return same(collectives, all_values[-1])
 
     def all_to_all() -> bool:
-        found = mine.new_empty(part * ranks)
-        dist.all_to_all_single(found, mine[: part * ranks].contiguous())
-        return same(found, torch.cat([each[part * rank : part * (rank + 1)] for each in all_values]))
+        collectives = mine.new_empty(part * ranks)
+        dist.all_to_all_single(collectives, mine[: part * ranks].contiguous())
+        return same(collectives, torch.cat([each[part * rank : part * (rank + 1)] for each in all_values]))
 
-    found = {
+    collectives = {
         "all_reduce": all_reduce,
         "all_reduce in each half": all_reduce_in_half,
         "all_gather": all_gather,
         "broadcast": broadcast,
     }
-    return found | ({"reduce_scatter": reduce_scatter, "all_to_all": all_to_all} if part else {})
+    return collectives | ({"reduce_scatter": reduce_scatter, "all_to_all": all_to_all} if part else {})
 
 
 def half_of(rank: int, ranks: int) -> range:

@@ -98,8 +98,8 @@ class Contender:
             self.rates += other.rates
             self.flop_rates += other.flop_rates
             self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
-            for part, found in other.seconds.items():
-                self.seconds.setdefault(part, []).extend(found)
+            for part, seconds in other.seconds.items():
+                self.seconds.setdefault(part, []).extend(seconds)
 
 
 class Ours(Contender):
@@ -223,14 +223,14 @@ class Theirs(Contender):
     def _parts(self, batch: StepBatch) -> list[tuple[dict[str, Any], int]]:
         """Return the documents in order, a microbatch at a time: the model's inputs, and the number of predictions."""
         documents = list(_documents(batch))
-        found = []
+        gradients = []
         for first in range(0, len(documents), self._documents):
             ids, labels = zip(*documents[first : first + self._documents], strict=True)
             given = self._packed(ids, labels) if self._reference.packed else self._padded(ids, labels)
             count = sum(int((one != IGNORED_LABEL).sum()) for one in labels)
             on_device = {key: v.to(self._device) if isinstance(v, Tensor) else v for key, v in given.items()}
-            found.append((on_device, count))
-        return found
+            gradients.append((on_device, count))
+        return gradients
 
     def _padded(self, ids: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[str, Any]:
         mask = pad_sequence([torch.ones_like(one) for one in ids], True, 0)
@@ -253,22 +253,22 @@ class Theirs(Contender):
 
 def through_train(config: RunConfig, warm_up: int) -> Contender:
     """Train a whole run by `train` and read its metrics.jsonl, without the first `warm_up` steps, which compile."""
-    found = Contender(config.compute.device == "cuda")
+    contender = Contender(config.compute.device == "cuda")
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with quiet[0], quiet[1], noting_host_gaps() as gaps:
         train(config)
     lines = (Path(config.folder) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     steps = [entry for entry in map(json.loads, lines) if entry["kind"] == "step"][warm_up:]
     seconds = sum(step["seconds"] for step in steps)
-    found.rates = [sum(step["tokens_per_second"] * step["seconds"] for step in steps) / seconds]
-    found.flop_rates = [sum(step["rank_flops_per_second"] * step["seconds"] for step in steps) / seconds]
-    found.seconds = {
+    contender.rates = [sum(step["tokens_per_second"] * step["seconds"] for step in steps) / seconds]
+    contender.flop_rates = [sum(step["rank_flops_per_second"] * step["seconds"] for step in steps) / seconds]
+    contender.seconds = {
         "data wait": [step["data_wait_share"] * step["seconds"] for step in steps],
         "host between update and forward": gaps[warm_up:],
         "all": [step["seconds"] for step in steps],
     }
-    found.peak_bytes = max(step["peak_memory_bytes"] for step in steps) if found.on_gpu else 0
-    return found
+    contender.peak_bytes = max(step["peak_memory_bytes"] for step in steps) if contender.on_gpu else 0
+    return contender
 
 
 @contextlib.contextmanager
@@ -322,8 +322,8 @@ def _record(
     who.rates.append(tokens / seconds)
     who.cpu_rates.append(tokens / cpu_seconds)
     who.flop_rates.append(flops / seconds)
-    for part, found in clock.read().items():
-        who.seconds.setdefault(part, []).extend(found)
+    for part, by_part in clock.read().items():
+        who.seconds.setdefault(part, []).extend(by_part)
     if who.on_gpu:
         who.peak_bytes = max(who.peak_bytes, torch.cuda.max_memory_allocated())
 

@@ -141,8 +141,8 @@ def measured(cell: Cell, optimizer: str, out: Path) -> Row:
     """Return a run's row of the table, from its record."""
     run = out / cell.name(optimizer)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    found = [line for line in lines if line["kind"] == "validation"]
-    config, last = load_run([run / "config.yaml"]), found[-1]
+    validations = [line for line in lines if line["kind"] == "validation"]
+    config, last = load_run([run / "config.yaml"]), validations[-1]
     counted = count_parameters(config.model, config.objective)
     train, held_out = (read_card(out / "data" / cell.text / part) for part in ("train", "validation"))
     assert held_out.text_bytes is not None
@@ -161,7 +161,9 @@ def measured(cell: Cell, optimizer: str, out: Path) -> Row:
         "unigram_loss": round(last["unigram_loss"], 4),
         "held_out": cell.held_out,
         # tokens, steps, loss, unigram loss of each validation: rows get longer with the context phase
-        "validations": [[v["tokens"], v["step"], round(v["loss"], 4), round(v["unigram_loss"], 4)] for v in found],
+        "validations": [
+            [v["tokens"], v["step"], round(v["loss"], 4), round(v["unigram_loss"], 4)] for v in validations
+        ],
     }
 
 
@@ -225,8 +227,8 @@ def fit(rows: Sequence[Row], unit: str = "unigram", count: str = "parameters") -
         law = Law(unit, count, tuple(values))
         return np.array([law.loss(row) / nats_of(unit, row) for row in rows]) - wanted
 
-    found = least_squares(errors, (0.1, 0.5, 0.3), bounds=([0.0, 0.0, 0.02], [5.0, 10.0, 2.0]), xtol=1e-12)
-    return Law(unit, count, tuple(found.x.tolist()))
+    solution = least_squares(errors, (0.1, 0.5, 0.3), bounds=([0.0, 0.0, 0.02], [5.0, 10.0, 2.0]), xtol=1e-12)
+    return Law(unit, count, tuple(solution.x.tolist()))
 
 
 def left_out(rows: Sequence[Row], unit: str, count: str) -> tuple[list[float], list[float]]:

@@ -775,7 +775,7 @@ FAULTS = (
     Fault(
         "any-teacher",
         "modernbert_train/weights/teacher.py",
-        "        found.update(weights[name].float().contiguous().numpy().data)\n",
+        "        sha256.update(weights[name].float().contiguous().numpy().data)\n",
         "",
         "a teacher: a run is resumed under another of the same shape, without a word",
         ("tests/systems/test_distill.py",),
@@ -800,8 +800,8 @@ FAULTS = (
     Fault(
         "unsorted-sources",
         "modernbert_train/data/read/files.py",
-        'files = sorted(file for file in found if source.kind != "text" or not _is_packed_table(file, patterns))',
-        'files = [file for file in found if source.kind != "text" or not _is_packed_table(file, patterns)]',
+        'files = sorted(file for file in matching if source.kind != "text" or not _is_packed_table(file, patterns))',
+        'files = [file for file in matching if source.kind != "text" or not _is_packed_table(file, patterns)]',
         "the same data set from the same files: their order depends on the disk",
         ("tests/data_prep/read/test_sources.py",),
     ),

@@ -158,7 +158,7 @@ def plain(task: dict[str, Any], model_folder: str, seed: int, device: str) -> fl
             schedule.step()
             optimizer.zero_grad()
     model.eval()
-    right, found = [], []
+    right, predicted = [], []
     with torch.no_grad():
         for first in range(0, len(dev), size):
             rows = dev[first : first + size]
@@ -168,22 +168,24 @@ def plain(task: dict[str, Any], model_folder: str, seed: int, device: str) -> fl
                 if by_word:
                     kept = list(places(batch, number, words))
                     right.append([label[word] for word, _ in kept])
-                    found.append([names[int(logits[number, token].argmax())] for _, token in kept])
+                    predicted.append([names[int(logits[number, token].argmax())] for _, token in kept])
                 else:
                     right.append(float(label) if kind == "regression" else label)
-                    found.append(float(logits[number, 0]) if kind == "regression" else names[logits[number].argmax()])
-    return metric(kind, found, right)
+                    predicted.append(
+                        float(logits[number, 0]) if kind == "regression" else names[logits[number].argmax()]
+                    )
+    return metric(kind, predicted, right)
 
 
-def metric(kind: str, found: list[Any], right: list[Any]) -> float:
+def metric(kind: str, predicted: list[Any], right: list[Any]) -> float:
     """Return accuracy, Pearson's correlation, or seqeval's F1."""
     if kind == "regression":
-        return statistics.correlation(found, right)
+        return statistics.correlation(predicted, right)
     if kind == "tokens":
         from seqeval.metrics import f1_score
 
-        return float(np.mean(f1_score(right, found)))
-    return statistics.fmean(mine == theirs for mine, theirs in zip(found, right, strict=True))
+        return float(np.mean(f1_score(right, predicted)))
+    return statistics.fmean(mine == theirs for mine, theirs in zip(predicted, right, strict=True))
 
 
 def ours(file: Path, name: str, options: argparse.Namespace) -> list[float]:

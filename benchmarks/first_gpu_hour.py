@@ -289,13 +289,13 @@ def look() -> tuple[tuple[str, ...], float, str]:
 
 def records_of(parts: Sequence[Part], out: Path) -> dict[str, dict[str, Any]]:
     """Return the records of parts that have passed before."""
-    found = {}
+    records = {}
     for part in parts:
         file = out / "parts" / f"{part.name}.json"
         record = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         if record.get("outcome") == PASSED:
-            found[part.name] = record
-    return found
+            records[part.name] = record
+    return records
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

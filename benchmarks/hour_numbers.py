@@ -100,12 +100,12 @@ def _passed(out: Path, name: str) -> bool:
 
 def kernels(out: Path, name: str) -> Numbers:
     """Return the four rates assumed by `plan`; attention is `varlen`, forward and backward, over all documents."""
-    found = figures(out, name)
-    numbers = {PRODUCT: found["flops_per_second"] / 1e12, COPY: found["bytes_per_second"] / 1e12}
+    measured = figures(out, name)
+    numbers = {PRODUCT: measured["flops_per_second"] / 1e12, COPY: measured["bytes_per_second"] / 1e12}
     for kind, label in (("global", GLOBAL), ("local", LOCAL)):
         lines = [
             line
-            for line in found["lines"]
+            for line in measured["lines"]
             if line["part"] == "attention" and "error" not in line and line["case"] == "varlen"
             and line["stage"] != "prepare" and line["group"].startswith(f"attention, {kind}, 12 heads")
         ]  # fmt: skip
@@ -151,13 +151,17 @@ def speed_of_run(out: Path, name: str) -> Numbers:
 
 
 def _ranks(out: Path, name: str) -> int:
-    found = re.search(r"^  on +(\d+) x ", log(out, name), re.MULTILINE)  # of the lines that a start prints
-    return int(found[1]) if found else 1
+    match = re.search(r"^  on +(\d+) x ", log(out, name), re.MULTILINE)  # of the lines that a start prints
+    return int(match[1]) if match else 1
 
 
 def interrupted(out: Path, name: str) -> Numbers:
-    found = figures(out, name)
-    numbers = {KILLED: found["killed_seconds"], STOPPED_IN: found["stopped_seconds"], BLOCKED: found["blocked_seconds"]}
-    if found["wrong"]:
-        raise Wrong("; ".join(found["wrong"]), numbers)
+    measured = figures(out, name)
+    numbers = {
+        KILLED: measured["killed_seconds"],
+        STOPPED_IN: measured["stopped_seconds"],
+        BLOCKED: measured["blocked_seconds"],
+    }
+    if measured["wrong"]:
+        raise Wrong("; ".join(measured["wrong"]), numbers)
     return numbers

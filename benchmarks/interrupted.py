@@ -133,15 +133,15 @@ def main() -> int:
         mine, theirs = ([entry["loss"] for entry in records(each, "step")] for each in (options.folder, whole))
         if code != 0 or mine != theirs:
             wrong.append(f"the run that was not interrupted ended with {code}, its losses are {theirs}, not {mine}")
-    found = {
+    measured = {
         "killed_seconds": killed,
         "stopped_seconds": stopped,
         "blocked_seconds": max(entry["blocked_seconds"] for entry in records(options.folder, "checkpoint")),
         "wrong": wrong,
     }
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    print(json.dumps(found))
+        options.json.write_text(json.dumps(measured, indent=1), encoding="utf-8")
+    print(json.dumps(measured))
     return 1 if wrong else 0
 
 

@@ -111,7 +111,7 @@ def run(preset: Preset, device: torch.device, only: list[str] | None = None) -> 
         f"floors: {rates.flops / 1e12:.4g} TFLOP/s (matrix product, {str(dtype).removeprefix('torch.')}), "
         f"{rates.bytes / 1e9:.4g} GB/s (copy)"
     )
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     seen: set[tuple[str, str]] = set()  # cases that cannot be measured, seen once
     for part, groups in parts(preset, device, dtype).items():
         if only is not None and part not in only:
@@ -121,11 +121,11 @@ def run(preset: Preset, device: torch.device, only: list[str] | None = None) -> 
                 lines = list(take_turns(group.cases, preset.rounds, device, rates))
                 print(table(group.title, [line for line in lines if (line.case, line.error) not in seen]), flush=True)
                 seen |= {(line.case, line.error) for line in lines if line.error}
-                found += [{"part": part, "group": group.title} | line.figures() for line in lines]
+                rows += [{"part": part, "group": group.title} | line.figures() for line in lines]
         except Exception as error:
             print(f"\n{part}: {reason(error)}", flush=True)
-            found.append({"part": part, "error": reason(error)})
-    return rates, found
+            rows.append({"part": part, "error": reason(error)})
+    return rates, rows
 
 
 def table(title: str, lines: list[Line]) -> str:
@@ -150,10 +150,10 @@ def table(title: str, lines: list[Line]) -> str:
     return "\n".join(rows)
 
 
-def fastest(found: list[dict[str, Any]]) -> str:
+def fastest(timed: list[dict[str, Any]]) -> str:
     """Return the best case of each group, by the total time of its stages without preparation."""
     took: dict[str, dict[str, list[float]]] = {}
-    for line in found:
+    for line in timed:
         if "error" not in line and line["stage"] != "prepare":
             sums = took.setdefault(line["group"], {}).setdefault(line["case"], [0.0, 0.0])
             sums[0] += line["ms"]
@@ -176,12 +176,12 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if on_gpu else "cpu")
     arguments = parser.parse_args()
     started = time.perf_counter()
-    rates, found = run(PRESETS[arguments.preset], torch.device(arguments.device), arguments.only)
-    print(f"{fastest(found)}\n{time.perf_counter() - started:.0f} seconds in all")
+    rates, rows = run(PRESETS[arguments.preset], torch.device(arguments.device), arguments.only)
+    print(f"{fastest(rows)}\n{time.perf_counter() - started:.0f} seconds in all")
     if arguments.json is not None:
         about = {"device": arguments.device, "torch": torch.__version__, "threads": torch.get_num_threads()}
         about |= {"flops_per_second": rates.flops, "bytes_per_second": rates.bytes}
-        arguments.json.write_text(json.dumps(about | {"lines": found}, indent=1), encoding="utf-8")
+        arguments.json.write_text(json.dumps(about | {"lines": rows}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -43,13 +43,13 @@ COLOURS = {"1 process": "#c7d8ea", "2 processes": "#7fa6cc", "4 processes": "#3d
 def losses_of(run: Path) -> list[float]:
     """Return the training loss of each recorded step."""
     file = run / "metrics.jsonl"
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
         try:
-            found.append(json.loads(line))
+            lines.append(json.loads(line))
         except ValueError:
             continue  # torn by a kill
-    return [entry["loss"] for entry in found if entry.get("kind") == "step"]
+    return [entry["loss"] for entry in lines if entry.get("kind") == "step"]
 
 
 def train(words: list[str], out: Path, name: str, ranks: int) -> list[float]:

@@ -49,10 +49,10 @@ def _optimi(triton: bool) -> Callable[[list[nn.Parameter]], Optimizer]:
     def build(params: list[nn.Parameter]) -> Optimizer:
         from optimi import StableAdamW  # type: ignore[import-untyped]  # optional: only this benchmark uses it
 
-        found: Optimizer = StableAdamW(
+        optimizer: Optimizer = StableAdamW(
             params, lr=LR, decouple_lr=True, max_lr=LR, triton=triton, foreach=not triton, **SETTINGS
         )
-        return found
+        return optimizer
 
     return build
 

@@ -49,8 +49,8 @@ def main() -> None:
         sets["together"] = np.concatenate(list(sets.values()))
     print(f"{'share of the rows that is text':34} {'1,024':>8} {'best fit':>9} {'8,192':>8} {'best fit':>9}")
     for name, lengths in (sets or {"log-normal": synthetic}).items():
-        found = [fill(lengths, row) for row in (1024, 8192)]
-        print(f"{name[-34:]:34} " + " ".join(f"{ours:8.2%} {fitted:9.2%}" for ours, fitted in found))
+        fills = [fill(lengths, row) for row in (1024, 8192)]
+        print(f"{name[-34:]:34} " + " ".join(f"{ours:8.2%} {fitted:9.2%}" for ours, fitted in fills))
     if not sets:
         many = np.clip(np.random.default_rng(0).lognormal(6.2, 1.1, MANY), 5, 20_000).astype(np.uint32)
         planned = {"20,000 documents": synthetic, f"{MANY:,}": many, f"{MANY:,} of 60": np.full(MANY, 60, np.uint32)}

@@ -68,13 +68,13 @@ def copy_tree(root: Path, to: Path) -> str:
         check=True,
         capture_output=True,
     )
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name in sorted(filter(None, listed.stdout.decode().split("\0"))):
         if (root / name).is_file():  # git still lists deleted files
             (to / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, to / name)
-            found.update(f"{name}\n".encode() + (root / name).read_bytes())
-    return found.hexdigest()
+            sha256.update(f"{name}\n".encode() + (root / name).read_bytes())
+    return sha256.hexdigest()
 
 
 @contextmanager
@@ -182,16 +182,18 @@ def _require_own(package: str, copy: Path) -> None:
     """Raise an error if an installed copy of the project would be tested: every fault would survive."""
     code = f"import {package}; print(list({package}.__path__)[0])"
     environment = os.environ | {"PYTHONPATH": str(copy)}
-    found = subprocess.run([sys.executable, "-c", code], cwd=copy, env=environment, capture_output=True, text=True)
-    if Path(found.stdout.strip()).resolve() != (copy / package).resolve():
-        raise RuntimeError(f"{package} is imported from {found.stdout or found.stderr}, not from the copy in {copy}.")
+    printed = subprocess.run([sys.executable, "-c", code], cwd=copy, env=environment, capture_output=True, text=True)
+    if Path(printed.stdout.strip()).resolve() != (copy / package).resolve():
+        raise RuntimeError(
+            f"{package} is imported from {printed.stdout or printed.stderr}, not from the copy in {copy}."
+        )
 
 
 def _read(out: Path | None, tree: str) -> dict[str, Outcome]:
     """Return the known, certain outcomes for this tree."""
     if out is None or not out.exists():
         return {}
-    found = {}
+    outcomes = {}
     for line in out.read_text(encoding="utf-8").splitlines():
         try:
             entry = json.loads(line)
@@ -199,8 +201,8 @@ def _read(out: Path | None, tree: str) -> dict[str, Outcome]:
             continue
         of_tree, key, outcome = entry.pop("tree"), entry.pop("key"), Outcome(**entry)
         if of_tree == tree and outcome.trouble is None:
-            found[key] = outcome
-    return found
+            outcomes[key] = outcome
+    return outcomes
 
 
 def table(faults: Sequence[Fault], outcomes: Sequence[Outcome]) -> str:

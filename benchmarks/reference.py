@@ -24,7 +24,7 @@ def transformers_model(
         attention: transformers' name of the attention, `attn_implementation`.
     """
     thetas = {"full_attention": model.global_rope_theta, "sliding_attention": model.local_rope_theta}
-    found = transformers.ModernBertForMaskedLM(
+    reference = transformers.ModernBertForMaskedLM(
         transformers.ModernBertConfig(
             vocab_size=model.vocab_size,
             hidden_size=model.hidden_size,
@@ -44,6 +44,6 @@ def transformers_model(
             attn_implementation=attention,
         )
     )
-    for layer in found.model.layers:
+    for layer in reference.model.layers:
         layer.attn.out_drop = nn.Dropout(model.attention_out_dropout)
-    return found
+    return reference

@@ -108,7 +108,7 @@ def model_of(size: str) -> tuple[ModelConfig, ObjectiveConfig]:
 
 def read_case(recorded: dict[str, Any], size: str, row_tokens: int, form: str) -> Case:
     """Build a case from a recording."""
-    found, (model, objective) = recorded[f"{size} {form}"], model_of(size)
+    record, (model, objective) = recorded[f"{size} {form}"], model_of(size)
     compiled = form == "compiled"
     compute, optim = ComputeConfig(compile=compiled), StableAdamWConfig(lr=1.0, fused=compiled)
     tiles = mean_tiles([row_tokens], census(model, objective))
@@ -117,9 +117,9 @@ def read_case(recorded: dict[str, Any], size: str, row_tokens: int, form: str) -
         form=form,
         work=speed.Work(model, objective, compute, optim, row_tokens, tiles, row_tokens, fill=1.0),
         tokens=MICROBATCH_TOKENS[size],
-        kernels=tuple(Kernel(name, *numbers) for name, numbers in found["kernels"].items()),
-        product_flops=found["products"][1],
-        launches=sum(found["launches"].values()),
+        kernels=tuple(Kernel(name, *numbers) for name, numbers in record["kernels"].items()),
+        product_flops=record["products"][1],
+        launches=sum(record["launches"].values()),
     )
 
 
@@ -172,10 +172,10 @@ def report(gpu: str, cases: Sequence[Case], most: int) -> Iterator[str]:
     for case, total in zip(cases, times, strict=True):
         if case.form == "compiled":
             yield f"## {label}, {case.title}: the largest gains, each alone"
-            found = sorted(wins(case, gpu), key=lambda win: win[0], reverse=True)[:most]
+            largest = sorted(wins(case, gpu), key=lambda win: win[0], reverse=True)[:most]
             yield markdown_table(
                 ["", "ms", "of the microbatch"],
-                [[text, f"{1e3 * won:.1f}", f"{won / total:.1%}"] for won, text in found if won > 0],
+                [[text, f"{1e3 * won:.1f}", f"{won / total:.1%}"] for won, text in largest if won > 0],
             )
 
 

@@ -42,8 +42,8 @@ def write_text(beir: Path, out: Path) -> tuple[Path, Path]:
         "documents": [{"text": text} for text in documents],
         "pairs": [{"query": f"{first}.", "positive": rest} for first, _, rest in parts if rest],
     }
-    for name, found in rows.items():
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found)
+    for name, texts in rows.items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in texts)
         file = out / f"{name}.jsonl"
         if not file.exists() or file.read_text(encoding="utf-8") != text:  # `prepare` resumes on the same file only
             write_whole(file, text)
@@ -52,8 +52,8 @@ def write_text(beir: Path, out: Path) -> tuple[Path, Path]:
 
 def figures(result: Path) -> dict[str, float]:
     """Return the figures of the only set of a result."""
-    (found,) = json.loads(result.read_text(encoding="utf-8"))["figures"].values()
-    return found
+    (of_set,) = json.loads(result.read_text(encoding="utf-8"))["figures"].values()
+    return of_set
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -82,8 +82,8 @@ def main(words: Sequence[str] | None = None) -> int:
     must("retrieval", "train", str(out / "recipe.yaml"), *model, "name=after", *FLOPS)
     print("| SciFact's part | " + " | ".join(SHOWN) + " |")
     for name in ("before", "after"):
-        found = figures(runs / name / "result.json")
-        print(f"| {name} | " + " | ".join(f"{found[each]:.4g}" for each in SHOWN) + " |")
+        measured = figures(runs / name / "result.json")
+        print(f"| {name} | " + " | ".join(f"{measured[each]:.4g}" for each in SHOWN) + " |")
     return 0
 
 

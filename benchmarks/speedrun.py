@@ -76,8 +76,8 @@ def fetch(wheels: dict[str, str], folder: Path) -> list[Path]:
     ]
     if subprocess.run([*command, "--only-binary=:all:", "-r", str(listed)], check=False).returncode:
         raise SystemExit(f"{listed}: these wheels cannot be downloaded with these hashes (see above).")
-    found = {path.name.split("-")[0].lower(): path for path in folder.glob("*.whl")}
-    return [found[name.split("==")[0].lower()] for name in wheels]
+    by_name = {path.name.split("-")[0].lower(): path for path in folder.glob("*.whl")}
+    return [by_name[name.split("==")[0].lower()] for name in wheels]
 
 
 def write_text(wheels: list[Path], out: Path) -> None:
@@ -119,9 +119,9 @@ def prepare(out: Path) -> None:
         ):
             (data / name).symlink_to(out / f"prepared-{folder}", target_is_directory=True)
     for part, expected in SHARDS.items():
-        found = json.loads((data / part / "dataset.json").read_text())["index_sha256"]
-        if found != expected:
-            raise SystemExit(f"{data / part}: shards {found}, and the speedrun's are {expected}: another text or "
+        sha256 = json.loads((data / part / "dataset.json").read_text())["index_sha256"]
+        if sha256 != expected:
+            raise SystemExit(f"{data / part}: shards {sha256}, and the speedrun's are {expected}: another text or "
                              "tokenizer. Remove the folder to make them again.")  # fmt: skip
 
 
@@ -193,13 +193,13 @@ def main() -> int:
              *(f"data.{part}={out / 'data' / part}" for part in ("train", "validation", "tokenizer"))]  # fmt: skip
     spent = train(words, out / f"{name}.json")
     must(["eval", *words, "eval.max_tokens=null", "eval.row_tokens=512", "objective.eval_mask_rate=0.15"])
-    found = referee(out / "runs" / name, out)
-    reached = found["loss"] <= TARGET
+    seen = referee(out / "runs" / name, out)
+    reached = seen["loss"] <= TARGET
     print(f"target {TARGET}: {'reached' if reached else 'NOT reached'}")
     print("| date | recipe | held-out loss | tokens | CPU seconds | training minutes | on |")
     on = f"{os.cpu_count()} x {cpuinfo.get_cpu_info().get('brand_raw', platform.machine())}"
-    print(f"| {date.today()} | {name} | {found['loss']:.4f} | {found['tokens']:,} | {spent:,.0f} "
-          f"| {found['seconds'] / 60:.1f} | {on} |")  # fmt: skip
+    print(f"| {date.today()} | {name} | {seen['loss']:.4f} | {seen['tokens']:,} | {spent:,.0f} "
+          f"| {seen['seconds'] / 60:.1f} | {on} |")  # fmt: skip
     return 0 if reached else 1
 
 

@@ -74,7 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     if find_spec("orjson") is None:
         raise SystemExit("error: datatrove reads JSON lines with orjson, which is not installed: pip install orjson")
-    found: dict[tuple[str, int], list[float]] = {}
+    measured: dict[tuple[str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as place:
         folders = {number: write(Path(place, str(number)), number) for number in (FEW, MANY)}
         for turn in range(options.rounds):
@@ -82,8 +82,8 @@ def main() -> None:
                 out = Path(place, f"{number}-{turn}")
                 theirs = ["-c", DATATROVE, str(folder), f"{out}-datatrove", str(options.tokenizer)]
                 for name, words in (("prepare", ours(folder, out, options.tokenizer)), ("datatrove", theirs)):
-                    found.setdefault((name, number), []).append(cpu_seconds(words))
-    spent = {key: median(seconds) for key, seconds in found.items()}
+                    measured.setdefault((name, number), []).append(cpu_seconds(words))
+    spent = {key: median(seconds) for key, seconds in measured.items()}
     print(f"| CPU seconds, median of {options.rounds} | {FEW:,} documents | {MANY:,} | difference |")
     print("| --- | ---: | ---: | ---: |")
     cost = {}

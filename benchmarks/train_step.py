@@ -204,8 +204,8 @@ def run(case: Case, device: torch.device, data: Path, workers: int, with_trainer
             for contender in theirs.values():
                 contender.turn(seen[: max(1, len(seen) // 10)])
             if with_trainer:
-                found = through_train(replace(config, name=f"round{number}"), case.warm_up)
-                contenders.setdefault("ours, through train", found).extend(found)
+                trained = through_train(replace(config, name=f"round{number}"), case.warm_up)
+                contenders.setdefault("ours, through train", trained).extend(trained)
         ours.close()
         return contenders | theirs
 

@@ -64,15 +64,15 @@ def fertility(tokenizer_file: str, texts: Mapping[str, Iterable[str]], *, parall
     """
     tokenizer, content = read_tokenizer(tokenizer_file)
     unknown = _unknown_id(tokenizer, content["model"])
-    found = {name: spell(tokenizer, unknown, each) for name, each in texts.items()}
-    first, *others = found.items()
+    spelled = {name: spell(tokenizer, unknown, each) for name, each in texts.items()}
+    first, *others = spelled.items()
     for path, each in others:
         if parallel and each.documents != first[1].documents:
             raise DataError(
                 f"{path}: {plural(each.documents, 'document')}, and {first[0]} has {first[1].documents:,}: not "
                 "parallel. Give translations document by document, or leave out --parallel."
             )
-    return found
+    return spelled
 
 
 def _unknown_id(tokenizer: Tokenizer, model: Mapping[str, Any]) -> int | None:
@@ -82,9 +82,9 @@ def _unknown_id(tokenizer: Tokenizer, model: Mapping[str, Any]) -> int | None:
     return tokenizer.token_to_id(model["unk_token"]) if model.get("unk_token") else None
 
 
-def as_json(found: Mapping[str, Spelled], parallel: bool) -> dict[str, dict[str, float | None]]:
+def as_json(spelled: Mapping[str, Spelled], parallel: bool) -> dict[str, dict[str, float | None]]:
     """Return counts and ratios of each text; a division by zero is None, and so is the parity of texts not parallel."""
-    first = next(iter(found.values()))
+    first = next(iter(spelled.values()))
     return {
         path: {
             **vars(each),
@@ -94,15 +94,15 @@ def as_json(found: Mapping[str, Spelled], parallel: bool) -> dict[str, dict[str,
             "unknown_share": _ratio(each.unknown, each.tokens),
             "parity": _ratio(each.tokens, first.tokens) if parallel else None,
         }
-        for path, each in found.items()
+        for path, each in spelled.items()
     }
 
 
-def fertility_table(found: Mapping[str, Spelled], parallel: bool) -> str:
+def fertility_table(spelled: Mapping[str, Spelled], parallel: bool) -> str:
     """Return a row for each text. Parity: tokens over the first text's (Petrov et al. 2023, arXiv:2305.15425)."""
     head = ["text", "documents", "tokens", "tokens a word", "tokens a character", "bytes a token", "unknown"]
     rows = [[*head, *(["parity"] if parallel else [])]]
-    for path, each in as_json(found, parallel).items():
+    for path, each in as_json(spelled, parallel).items():
         cells = [_shown(each[key]) for key in ("tokens_a_word", "tokens_a_character", "bytes_a_token")]
         unknown = each["unknown_share"]
         cells.append("-" if unknown is None else percent(2)(unknown))

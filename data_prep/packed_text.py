@@ -36,11 +36,11 @@ def text_in_packed(files: Sequence[Path], source: SourceConfig) -> float:
 
 def _until_cut(content: BinaryIO) -> bytes:
     """Read a file that was cut within a block, as far as possible."""
-    found = bytearray()
+    text = bytearray()
     with suppress(OSError, EOFError, ValueError):
         while block := content.read1(_BLOCK_BYTES):  # type: ignore[attr-defined]
-            found += block
-    return bytes(found)
+            text += block
+    return bytes(text)
 
 
 def _text_of(content: bytes, source: SourceConfig, plain: Path) -> int:

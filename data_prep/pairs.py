@@ -183,10 +183,10 @@ def _text(value: Any, column: str) -> str:
 
 def _scores(texts: Sequence[Any], cell: Any, keys: PairTextsConfig) -> list[float]:
     """Return the scores of a cell as shares of their range, one for each text."""
-    found, (low, high) = _listed(cell), keys.score_range
-    scores = [score for each in found if (score := as_score(each)) is not None]
-    if len(scores) < len(found):
-        raise ValueError(f"{found} is no score. Give numbers")
+    cells, (low, high) = _listed(cell), keys.score_range
+    scores = [score for each in cells if (score := as_score(each)) is not None]
+    if len(scores) < len(cells):
+        raise ValueError(f"{cells} is no score. Give numbers")
     if len(scores) != len(texts):
         raise ValueError(f"{plural(len(texts), 'text')}, and {plural(len(scores), 'score')}. Give one for each")
     if wrong := [score for score in scores if not low <= score <= high]:
@@ -409,5 +409,5 @@ class MergePairs(Step[PairsConfig]):
 
 def _even_sample(ascending: NDArray[np.integer]) -> list[int]:
     number = min(len(ascending), _MOST_LENGTHS)
-    found: list[int] = ascending[((np.arange(number) + 0.5) * len(ascending) / number).astype(np.int64)].tolist()
-    return found
+    sample: list[int] = ascending[((np.arange(number) + 0.5) * len(ascending) / number).astype(np.int64)].tolist()
+    return sample

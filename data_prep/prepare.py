@@ -146,9 +146,9 @@ def _open_work(folder: Path, config: DatasetConfig, wanted: Fingerprint, overwri
     wanted = {"version": __version__, **wanted}
     with (folder / ".planning").open("a") as turn:
         lock(turn)  # several machines may start at the same time
-        found = read_work(folder)
-        if found is not None:
-            work, there = found
+        work_of_folder = read_work(folder)
+        if work_of_folder is not None:
+            work, there = work_of_folder
             changed = changes(there, wanted)
             if not changed:
                 work.failure_file.unlink(missing_ok=True)
@@ -173,8 +173,10 @@ def _remove_work(folder: Path, wanted: Fingerprint) -> None:
     """Remove the work of a finished dataset, if the process that made it could not, or was on Slurm."""
     from data_prep.tasks.work import read_work
 
-    found = read_work(folder)
-    if (folder / LOCK).exists() and (found is None or not changes(found[1], {"version": __version__, **wanted})):
+    work_of_folder = read_work(folder)
+    if (folder / LOCK).exists() and (
+        work_of_folder is None or not changes(work_of_folder[1], {"version": __version__, **wanted})
+    ):
         with claimed(folder, _OTHER):
             _empty(folder)
             shutil.rmtree(folder)

@@ -167,14 +167,14 @@ def _fertility(parsed: argparse.Namespace) -> str:
         configs[str(source.path)] = config = PrepareConfig(out="", sources={name: source})
         if problems := prepare_problems(config):
             raise ConfigError("\n".join(problems))
-    found: dict[str, Spelled] = {}
+    spelled: dict[str, Spelled] = {}
     for tokenizer in (parsed.tokenizer, *parsed.beside):
         texts = {path: texts_of(config) for path, config in configs.items()}
         each = fertility(tokenizer, texts, parallel=parsed.parallel)
-        found |= {f"{path} by {tokenizer}" if parsed.beside else path: counts for path, counts in each.items()}
+        spelled |= {f"{path} by {tokenizer}" if parsed.beside else path: counts for path, counts in each.items()}
     if parsed.json:
-        return json.dumps(as_json(found, parsed.parallel), indent=2)
-    return fertility_table(found, parsed.parallel)
+        return json.dumps(as_json(spelled, parsed.parallel), indent=2)
+    return fertility_table(spelled, parsed.parallel)
 
 
 def texts_of(config: PrepareConfig) -> Iterator[str]:

@@ -83,10 +83,10 @@ def _needed(content: dict[str, Any], ids: dict[str, int], counts: Counter[str]) 
 
 def _parts(model: dict[str, Any]) -> dict[str, tuple[str, str]]:
     """Return, for each token that BPE merges, its two parts by the first merge."""
-    found: dict[str, tuple[str, str]] = {}
+    merges: dict[str, tuple[str, str]] = {}
     for first, second, both in merges_of(model):
-        found.setdefault(both, (first, second))
-    return found
+        merges.setdefault(both, (first, second))
+    return merges
 
 
 def merges_of(model: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

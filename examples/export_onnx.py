@@ -83,11 +83,11 @@ def compare(file: Path, batches: Sequence[Batch], expected: Sequence[Any], secon
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
-    found, own_seconds = timed(
+    outputs, own_seconds = timed(
         lambda batch: session.run(None, {key: value.numpy() for key, value in batch.items()})[0], batches
     )
     differences, largest, cosines = [], [], []
-    for batch, ours, theirs in zip(batches, found, expected, strict=True):
+    for batch, ours, theirs in zip(batches, outputs, expected, strict=True):
         for number, mask_T in enumerate(batch["attention_mask"].numpy().astype(bool)):
             pair = [each[number][mask_T] if each.ndim == 3 else each[number][None] for each in (ours, theirs)]
             differences.append(np.abs(pair[0] - pair[1]).max())
@@ -129,16 +129,16 @@ def main(words: Sequence[str] | None = None) -> None:
         quantize_dynamic(files[0], files[1], weight_type=QuantType.QInt8)
     with torch.no_grad():
         expected, seconds = timed(lambda batch: model(**batch)[output].numpy(), batches)
-    found = {file.name: compare(file, batches, expected, seconds) for file in files}
-    difference = found["model.onnx"]["largest_difference"]
+    compared = {file.name: compare(file, batches, expected, seconds) for file in files}
+    difference = compared["model.onnx"]["largest_difference"]
     if difference > LARGEST_DIFFERENCE:
         files[0].unlink()
         raise SystemExit(
             f"{files[0]}: its outputs differ from transformers' by {difference:.2g} of the largest, more than "
             f"{LARGEST_DIFFERENCE}. It was removed. Report this with the versions of torch and onnx."
         )
-    (out / "onnx.json").write_text(json.dumps({"output": output, **found}, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(found, indent=2))
+    (out / "onnx.json").write_text(json.dumps({"output": output, **compared}, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(compared, indent=2))
 
 
 if __name__ == "__main__":

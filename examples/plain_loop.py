@@ -103,8 +103,8 @@ def train(config: RunConfig, compute: Compute) -> None:
         line = {"step": step, "phase": phase, "tokens": after, "lr": optimizer.param_groups[0]["lr"]}
         record(config, {"kind": "step", **line, "loss": loss, "grad_norm": math.sqrt(squared_norm)})
         if validation is not None and clock.validates(config.eval, validation.tokens, before, after):
-            found = validation.evaluate(model, clock.at(before), compute)
-            record(config, {"kind": "validation", **line, **found.as_dict()})
+            measured = validation.evaluate(model, clock.at(before), compute)
+            record(config, {"kind": "validation", **line, **measured.as_dict()})
         every = config.checkpoint.interval_steps
         if clock.ends_phase(before, after) or (every and step % every == 0):
             save(config, model, optimizer, step, {**loader.state_dict(), "phase": phase})
@@ -137,10 +137,10 @@ def gradients(
         key_dropout(config, compute.device, step, number * ranks + rank)
         with accumulating(trained, last=number == len(parts) - 1):
             with torch.autocast(compute.device.type, torch.bfloat16, enabled=compute.bf16):
-                found = trained(part.to(compute.device, non_blocking=True))
-            weighted(found.losses, terms, divisors).backward()
+                losses = trained(part.to(compute.device, non_blocking=True))
+            weighted(losses.losses, terms, divisors).backward()
         for term in terms:
-            sums[term].append(found.losses[term].detach())
+            sums[term].append(losses.losses[term].detach())
     return {term: torch.stack([each.double() for each in sums[term]]).sum() for term in terms}, counts
 
 
@@ -178,10 +178,10 @@ def numbers_of_all_ranks(
 @torch.no_grad()
 def squared_gradient(model: nn.Module) -> Tensor:
     """Return this rank's part: of a replicated gradient an equal share; of a sharded one its shards."""
-    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    if isinstance(found[0], DTensor):
-        return torch.stack(tensor_norms([each.to_local() for each in found])).square().sum()  # type: ignore[attr-defined]
-    return torch.stack(tensor_norms(found)).square().sum() / rank_and_ranks()[1]
+    grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    if isinstance(grads[0], DTensor):
+        return torch.stack(tensor_norms([each.to_local() for each in grads])).square().sum()  # type: ignore[attr-defined]
+    return torch.stack(tensor_norms(grads)).square().sum() / rank_and_ranks()[1]
 
 
 def placed_model(config: RunConfig, device: torch.device, ranks: int) -> tuple[OnEncoder, nn.Module]:
@@ -237,13 +237,13 @@ def restore(
     latest = folder_of(config) / "latest"
     if not latest.exists():
         return 0, None
-    found = json.loads(latest.read_text(encoding="utf-8"))
+    state = json.loads(latest.read_text(encoding="utf-8"))
     weights, moments = get_state_dict(model, optimizer)  # tensors of the right shapes to load into
-    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder_of(config) / f"step-{found['step']}")
+    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder_of(config) / f"step-{state['step']}")
     options = StateDictOptions(strict=True)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options)
-    loader.load_state_dict(found["place"])
-    return found["step"], found["place"]["phase"]
+    loader.load_state_dict(state["place"])
+    return state["step"], state["place"]["phase"]
 
 
 def record(config: RunConfig, line: dict[str, Any]) -> None:

@@ -33,11 +33,11 @@ def sections(text: str) -> Iterator[tuple[str, str]]:
     front = _FRONT.match(text)
     named = _TITLE.search(front[1]) if front else None
     text = text[front.end() :] if front else text
-    found = list(_HEADING.finditer(text))
-    titles = [_MARKUP.sub(r"\1\2", each[2] or each[3]).strip() for each in found]
+    headings = list(_HEADING.finditer(text))
+    titles = [_MARKUP.sub(r"\1\2", each[2] or each[3]).strip() for each in headings]
     page = named[1] if named else titles[0] if titles else ""
-    ends = [each.start() for each in found[1:]] + [len(text)]
-    for title, each, end in zip(titles, found, ends, strict=False):
+    ends = [each.start() for each in headings[1:]] + [len(text)]
+    for title, each, end in zip(titles, headings, ends, strict=False):
         answer = text[each.end() : end].strip()
         if title != page and any(map(str.isalpha, title)) and 50 <= len(answer.split()) <= 400:
             yield f"{title} - {page}", answer

@@ -42,10 +42,10 @@ def read_examples(file: Path, text_column: str, label_column: str) -> list[Examp
         rows = csv.DictReader(opened)
         if missing := {text_column, label_column} - {*(rows.fieldnames or ())}:
             raise SystemExit(f"{file}: lacks a column {missing.pop()!r}. Set --text-column and --label-column.")
-        found = [Example(row[text_column] or "", row[label_column] or "") for row in rows]
-    if not all(each.label for each in found):
+        read = [Example(row[text_column] or "", row[label_column] or "") for row in rows]
+    if not all(each.label for each in read):
         raise SystemExit(f"{file}: a row lacks a {label_column}. Complete it, or remove it.")
-    return [each for each in found if any(letter.isalnum() for letter in each.text)]
+    return [each for each in read if any(letter.isalnum() for letter in each.text)]
 
 
 def draw(examples: Sequence[Example], shots: int, seed: int) -> list[Example]:

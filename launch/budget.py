@@ -261,16 +261,16 @@ def _choose_by_hours(chooser: Chooser, device: Device, hours: float, speed: Spee
     speeds: dict[str, float] = {}
 
     def known(size: Size, entries: int) -> float | None:
-        found = speed(size)
-        if found is not None:
-            speeds[size.name] = found
-        return found
+        sizes = speed(size)
+        if sizes is not None:
+            speeds[size.name] = sizes
+        return sizes
 
     text = chooser.text_tokens(chooser.entries(SIZES["tiny"]))
-    found = list(sizes_for_hours(max(0.0, seconds) / 3600, known, chooser.entries, text))
-    if not found:
+    sizes = list(sizes_for_hours(max(0.0, seconds) / 3600, known, chooser.entries, text))
+    if not sizes:
         raise ConfigError(f"--hours {hours:g}: the speed of {device.label} could not be measured. Give --size instead.")
-    best = min(found, key=lambda each: each.loss)
+    best = min(sizes, key=lambda each: each.loss)
     least = min(_MIN_TOKENS, MAX_PASSES * text)
     if best.tokens < 0.9 * least:
         needed = least / max(speeds.values()) / _TRAINING + _START_SECONDS[bool(device.gpus)]

@@ -79,16 +79,16 @@ def _gpus(ask: Callable[..., str]) -> list[dict[str, str]]:
 def _by(uuid: str, ask: Callable[..., str]) -> str:
     """Name the processes on a GPU; empty if unknown, as in a container."""
     rows = _query(ask, "compute-apps", gpu="gpu_uuid", pid="pid", name="process_name")
-    found = [f"process {row['pid']} ({row['name']})" for row in rows if row["gpu"] == uuid]
-    return f" by {', '.join(found)}" if found else ""
+    processes = [f"process {row['pid']} ({row['name']})" for row in rows if row["gpu"] == uuid]
+    return f" by {', '.join(processes)}" if processes else ""
 
 
 def _xids(ask: Callable[..., str]) -> list[tuple[str, int]]:
     """Return the fatal Xids of the last hour; none if this user may not read the kernel's messages."""
     with suppress(OSError, ValueError):
         now = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
-        found = [match for line in ask("dmesg").splitlines() if (match := _XID.match(line))]
-        recent = [match for match in found if now - float(match["time"]) < _HOUR]
+        matches = [match for line in ask("dmesg").splitlines() if (match := _XID.match(line))]
+        recent = [match for match in matches if now - float(match["time"]) < _HOUR]
         return [(match["bus"], int(match["number"])) for match in recent if int(match["number"]) in _FATAL]
     return []
 

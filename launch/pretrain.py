@@ -364,11 +364,11 @@ def _keeps(place: Place, question: dict[str, Any], digest: str) -> bool:
 
 def _record(file: Path) -> dict[str, Any] | None:
     """Read `pretrain`'s record in a run.yaml; None if it has none."""
-    found = None
+    record = None
     with suppress(OSError, ValueError):
         first = file.read_text(encoding="utf-8").partition("\n")[0]
-        found = json.loads(first.removeprefix(_LINE)) if first.startswith(_LINE) else None
-    return found if isinstance(found, dict) and {"question", "digest", "body"} <= found.keys() else None
+        record = json.loads(first.removeprefix(_LINE)) if first.startswith(_LINE) else None
+    return record if isinstance(record, dict) and {"question", "digest", "body"} <= record.keys() else None
 
 
 def _body(file: Path) -> str:
@@ -408,9 +408,9 @@ def _write(
 def _plan_rows(place: Place, device: Device) -> Iterator[tuple[str, str]]:
     """Yield table rows about the run that the YAMLs describe."""
     config, record = load_run([place.run_yaml]), _record(place.run_yaml) or {}
-    found, text = count_parameters(config.model, config.objective), record.get("text_tokens")
+    parameters, text = count_parameters(config.model, config.objective), record.get("text_tokens")
     per_token = f", {record['bytes_per_token']:.1f} bytes a token" if "bytes_per_token" in record else ""
-    yield "model", f"{found.total:,} parameters, {config.model.vocab_size:,} entries in the vocabulary{per_token}"
+    yield "model", f"{parameters.total:,} parameters, {config.model.vocab_size:,} entries in the vocabulary{per_token}"
     passes = f", {config.total_tokens / text:.2g} passes over about {tokens_text(text, 2)}" if text else ""
     drawn = load_typed(PrepareConfig, [place.data_yaml]).document_share
     passes += f", {drawn:.2g} of the documents" if drawn < 1 else ""

@@ -237,11 +237,11 @@ class RankWatch:
 
     def _errors(self) -> list[dict[str, Any]]:
         """Read the errors that this machine's ranks have ended with; see fail_together.py."""
-        found = []
+        errors = []
         for path in self._folder.parent.rglob("error.json"):
             with suppress(OSError, ValueError):  # being written
-                found.append(read_json(path))
-        return [each for each in found if isinstance(each, dict) and {"message", "code", "timestamp"} <= each.keys()]
+                errors.append(read_json(path))
+        return [each for each in errors if isinstance(each, dict) and {"message", "code", "timestamp"} <= each.keys()]
 
 
 def _exit(code: int, message: str) -> NoReturn:
@@ -252,14 +252,14 @@ def _exit(code: int, message: str) -> NoReturn:
 
 def rank_processes() -> list[int]:
     """Return the ranks among this process's children: the agent starts each in a new session."""
-    found = []
+    sessions = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended since
             _, _, rest = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
             parent, session = int(rest.split()[1]), int(rest.split()[3])
             if parent == os.getpid() and session == int(path.parent.name):
-                found.append(session)
-    return found
+                sessions.append(session)
+    return sessions
 
 
 def how_it_ended(code: int | None) -> str:
@@ -277,9 +277,9 @@ def exit_code(pid: int) -> int | None:
 
     A rank's process id is 0 until it has joined, and waitid(0) would fail.
     """
-    found = None
+    ended = None
     with suppress(ChildProcessError):
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if pid else None
-    if found is None:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) if pid else None
+    if ended is None:
         return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

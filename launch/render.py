@@ -112,7 +112,7 @@ def submit(target: str, file: Path) -> int:
 
 
 def _fill(line: str, values: Values) -> str | None:
-    names = [found for found in Template(line).get_identifiers() if values[found] is None]
+    names = [identifier for identifier in Template(line).get_identifiers() if values[identifier] is None]
     return None if names else Template(line).substitute(values)
 
 

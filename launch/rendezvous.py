@@ -131,13 +131,13 @@ def _known_as(store: TCPStore, endpoint: tuple[str, int], address: str, deadline
         if time.monotonic() > deadline:
             raise TimeoutError(f"no other machine came; {host} is {peer_address(*endpoint)} on this one")
         time.sleep(0.1)
-    found = store.get(_KNOWN_AS).decode()
-    if not is_here(found):
+    name = store.get(_KNOWN_AS).decode()
+    if not is_here(name):
         raise TimeoutError(
-            f"{host} is {peer_address(*endpoint)} on this machine and {found} on another, which this one does not "
+            f"{host} is {peer_address(*endpoint)} on this machine and {name} on another, which this one does not "
             "have; see /etc/hosts, or give --rendezvous an address"
         )
-    return found
+    return name
 
 
 def _hold(topology: Topology, endpoint: tuple[str, int], run_id: str) -> TCPStore | None:
@@ -239,8 +239,8 @@ def _wait_for_others(store: TCPStore, topology: Topology, leaving: Leaving) -> N
     ranks, beats, announced = PrefixStore(STORE_PREFIX, store), None, False
     while store.add(_LEFT, 0) < topology.nodes and not leaving.hurried:
         now = time.monotonic()
-        if leaving.finished and (found := last_beats(ranks, topology.num_ranks)) != beats:
-            beats, alive = found, now
+        if leaving.finished and (newest := last_beats(ranks, topology.num_ranks)) != beats:
+            beats, alive = newest, now
         if now - alive > (FINISHED_SECONDS if leaving.finished else LINGER_SECONDS):
             break
         if leaving.finished and not announced and now - begun > TELL_SECONDS:

@@ -98,7 +98,7 @@ def _launch(options: argparse.Namespace, train: list[str]) -> int:
 def _topology(config: RunConfig, options: argparse.Namespace) -> tuple[Topology, int]:
     """Return the topology of a start on this machine, and the machine's number of GPUs for the run."""
     gpus = 0 if config.compute.device == "cpu" else count_gpus()
-    found = find_topology(
+    topology = find_topology(
         config.launch,
         os.environ,
         gpus=gpus,
@@ -108,7 +108,7 @@ def _topology(config: RunConfig, options: argparse.Namespace) -> tuple[Topology,
         node_rank=options.node_rank,
         rendezvous=options.rendezvous,
     )
-    return found, gpus
+    return topology, gpus
 
 
 def _idle_note(config: RunConfig, used: int, gpus: int) -> str:

@@ -70,25 +70,27 @@ def find_topology(
     """
     outer = _from_slurm(environment, nodes) or _from_torchrun(environment)
     given = ranks or outer.get("ranks_per_node") or launch.ranks_per_node
-    found = Topology(
+    topology = Topology(
         nodes=nodes or outer.get("nodes") or launch.nodes,
         ranks_per_node=given or gpus or 1,
         node_rank=outer.get("node_rank") if node_rank is None else node_rank,
         endpoint=rendezvous or launch.rendezvous or _endpoint(environment),
     )
-    if found.nodes == 1:
+    if topology.nodes == 1:
         if given or not usable:
-            return Topology(1, found.ranks_per_node)
+            return Topology(1, topology.ranks_per_node)
         return Topology(1, usable, idle_gpus=gpus - usable)
-    if found.endpoint is None or split_endpoint(found.endpoint) is None:
+    if topology.endpoint is None or split_endpoint(topology.endpoint) is None:
         raise ConfigError(
-            f"{found.nodes} machines and rendezvous={found.endpoint}: no address at which they meet. Start this on "
-            "each of them with --rendezvous HOST:PORT, HOST being one of them; or write a job file with --on; or use "
-            "--nodes 1."
+            f"{topology.nodes} machines and rendezvous={topology.endpoint}: no address at which they meet. Start this "
+            "on each of them with --rendezvous HOST:PORT, HOST being one of them; or write a job file with --on; or "
+            "use --nodes 1."
         )
-    if found.node_rank is not None and not 0 <= found.node_rank < found.nodes:
-        raise ConfigError(f"--node-rank={found.node_rank}: {found.nodes} machines are numbered 0 to {found.nodes - 1}.")
-    return found
+    if topology.node_rank is not None and not 0 <= topology.node_rank < topology.nodes:
+        raise ConfigError(
+            f"--node-rank={topology.node_rank}: {topology.nodes} machines are numbered 0 to {topology.nodes - 1}."
+        )
+    return topology
 
 
 def usable_gpus(phases: Mapping[str, PhaseConfig], gpus: int, ranks_each: int = 1) -> int:
@@ -179,8 +181,8 @@ def seconds_until_stop(launch: LaunchConfig, environment: Mapping[str, str], now
 
 def first_host(nodelist: str) -> str:
     """Return the first machine of Slurm's short form: gpu003 for gpu[003-010,12]."""
-    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodelist)
-    return "".join(part or "" for part in found.groups()) if found else nodelist
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodelist)
+    return "".join(part or "" for part in match.groups()) if match else nodelist
 
 
 def slurm_port(job: str) -> int:

@@ -102,8 +102,8 @@ def _is_untouched(fullname: str, spec: ModuleSpec | None) -> bool:
 def _is_other(name: str) -> bool:
     """Return True if the environment's own release differs from the bundled one."""
     package = _PACKAGES[name]
-    found = next((each.version for each in importlib.metadata.distributions(name=package)), None)
-    return found != bundled_versions()[package]  # a module without metadata counts as another release
+    installed = next((each.version for each in importlib.metadata.distributions(name=package)), None)
+    return installed != bundled_versions()[package]  # a module without metadata counts as another release
 
 
 def _require_ours(name: str, module: ModuleType) -> None:

@@ -101,10 +101,10 @@ def inside_save(run: Run, trainer: Trainer, draw: random.Random) -> str | None:
 def partial_of(run: Run) -> set[str]:
     """Return the partial checkpoints, which are still being written."""
     try:
-        found = list(run.checkpoints.iterdir())
+        folders = list(run.checkpoints.iterdir())
     except FileNotFoundError:
         return set()
-    return {path.name for path in found if not STEP.fullmatch(path.name)}
+    return {path.name for path in folders if not STEP.fullmatch(path.name)}
 
 
 def kill_at(moment: Strike, victim: str) -> Strike:
@@ -112,11 +112,11 @@ def kill_at(moment: Strike, victim: str) -> Strike:
         when = moment(run, trainer, draw)
         if when is None:
             return None
-        found = {"launcher": [trainer.pid], "rank": trainer.ranks(), "worker": trainer.workers()}[victim]
-        if not found:  # none exists yet
+        pids = {"launcher": [trainer.pid], "rank": trainer.ranks(), "worker": trainer.workers()}[victim]
+        if not pids:  # none exists yet
             trainer.until(lambda: trainer.workers() if victim == "worker" else trainer.ranks())
-            found = trainer.workers() if victim == "worker" else trainer.ranks()
-        if not found or not kill(draw.choice(found)):
+            pids = trainer.workers() if victim == "worker" else trainer.ranks()
+        if not pids or not kill(draw.choice(pids)):
             return None
         trainer.wait()
         over = ", which was over by then" if moment is inside_save and not partial_of(run) else ""
@@ -179,8 +179,8 @@ def freeze(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
             trainer.until(lambda: "training the first batch" in trainer.said())
             deadline = time.monotonic() + 0.5 * draw.random()
             trainer.until(lambda: time.monotonic() > deadline)
-            found = trainer.workers() if victim == "worker" else trainer.ranks()
-            if not found or not kill(draw.choice(found), signal.SIGSTOP):
+            pids = trainer.workers() if victim == "worker" else trainer.ranks()
+            if not pids or not kill(draw.choice(pids), signal.SIGSTOP):
                 return None
             return f"SIGSTOP of a {victim}"
 
@@ -194,8 +194,8 @@ def pause(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
 
     def strike(run: Run, trainer: Trainer, draw: random.Random) -> str | None:
         when = anywhere(run, trainer, draw)
-        found = [trainer.pid, *trainer.ranks()]
-        victim, seconds = draw.choice(found), 2 * draw.random()
+        pids = [trainer.pid, *trainer.ranks()]
+        victim, seconds = draw.choice(pids), 2 * draw.random()
         if when is None or not kill(victim, signal.SIGSTOP):
             return None
         time.sleep(seconds)

@@ -218,7 +218,7 @@ class Run:
 
     def records(self) -> list[dict[str, Any]]:
         """Return its training records, a line for each step."""
-        found = []
+        records = []
         file = self.folder / "metrics.jsonl"
         for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
             try:
@@ -226,8 +226,8 @@ class Run:
             except ValueError:
                 continue  # torn by a kill
             if entry.get("kind") in ("step", "validation"):
-                found.append({key: entry[key] for key in TRAINED if key in entry})
-        return found
+                records.append({key: entry[key] for key in TRAINED if key in entry})
+        return records
 
     def weights(self) -> str:
         """Return a hash of the weights that the run exports."""
@@ -237,9 +237,9 @@ class Run:
         code = warm.start(words, log, environment={"TMPDIR": str(self.lab.temporary)}, hook=lambda: None).wait(SECONDS)
         if code != 0:
             return f"export ended with {code}: {log.read_text(errors='replace')[-300:]}"
-        found = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
+        sha256 = hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest()
         shutil.rmtree(out)
-        return found
+        return sha256
 
     def differs(self, result: Result) -> str:
         """Return how the finished run differs from an uninterrupted one; empty if it does not."""
@@ -249,8 +249,8 @@ class Run:
         for one, other in zip(mine, result.records, strict=True):
             if one != other:
                 return f"step {one.get('step')}: {one}, the uninterrupted run has {other}"
-        found = self.weights()
-        return "" if found == result.weights else f"weights {found}, the uninterrupted run has {result.weights}"
+        sha256 = self.weights()
+        return "" if sha256 == result.weights else f"weights {sha256}, the uninterrupted run has {result.weights}"
 
     def settle(self, *, more: tuple[str, ...] = ()) -> str:
         """Repeat the command to the end, and compare; return the problem, or nothing."""
@@ -260,10 +260,10 @@ class Run:
     def left(self) -> str:
         """Return the leftovers of a finished run, except torch's compile cache; empty without any."""
         places = [self.lab.temporary] + ([Path("/dev/shm")] if self.lab.private else [])
-        found = [str(path) for place in places for path in place.iterdir() if "torchinductor" not in path.name]
-        found += [str(path) for path in self.checkpoints.iterdir() if not STEP.fullmatch(path.name)]
-        found += [str(path) for path in self.folder.glob(".*.partial")]
-        return f"left behind: {', '.join(found)[:300]}" if found else ""
+        left_over = [str(path) for place in places for path in place.iterdir() if "torchinductor" not in path.name]
+        left_over += [str(path) for path in self.checkpoints.iterdir() if not STEP.fullmatch(path.name)]
+        left_over += [str(path) for path in self.folder.glob(".*.partial")]
+        return f"left behind: {', '.join(left_over)[:300]}" if left_over else ""
 
 
 STEP = re.compile(r"step-\d+")

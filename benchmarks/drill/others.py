@@ -83,10 +83,10 @@ def spoil(step: int, rank: int, value: float) -> None:
         real_start(self, plan)
 
     def forward(self: Any, *given: Any, **named: Any) -> Any:
-        found = real_forward(self, *given, **named)
+        output = real_forward(self, *given, **named)
         if now[0] != step or os.environ.get("RANK", "0") != str(rank):
-            return found
-        return found._replace(losses={term: total * value for term, total in found.losses.items()})
+            return output
+        return output._replace(losses={term: total * value for term, total in output.losses.items()})
 
     Loop.set_clock = set_clock  # type: ignore[method-assign]
     ComposerObjective.forward = forward  # type: ignore[method-assign]

@@ -75,19 +75,19 @@ class Server:
 @contextmanager
 def server(lab: Lab) -> Iterator[Server]:
     """Context with a store, known to this process's children; raises OSError if that is impossible here."""
-    found = Server()
-    lab.servers.add(found.pid)
+    started = Server()
+    lab.servers.add(started.pid)
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
-    os.environ.update(ENVIRONMENT | {"S3_ENDPOINT_URL": found.url})
+    os.environ.update(ENVIRONMENT | {"S3_ENDPOINT_URL": started.url})
     try:
-        yield found
+        yield started
     finally:
         os.environ.clear()
         os.environ.update(before)
-        lab.servers.discard(found.pid)
-        found.close()
+        lab.servers.discard(started.pid)
+        started.close()
 
 
 def fault(kind: str, method: str) -> Callable[[Server, Run, Trainer, random.Random], str]:

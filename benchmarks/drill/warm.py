@@ -200,11 +200,11 @@ def _rank(args: Sequence[str], env: Mapping[str, str], **_: Any) -> Forked:
 
 def children(pid: int) -> list[int]:
     """Return the living children of a process, the oldest first."""
-    found: list[int] = []
+    pids: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            found += map(int, task.read_text().split())
-    return sorted(child for child in found if alive(child))
+            pids += map(int, task.read_text().split())
+    return sorted(child for child in pids if alive(child))
 
 
 def descendants(pid: int) -> list[int]:

@@ -89,8 +89,8 @@ class Race:
 
     def train(self, job: Job) -> Row | None:
         """Train a job to its end and keep its figures; None if the time is over or a signal stopped it."""
-        if (found := self.results().get(job.name)) is not None:
-            return found
+        if (result := self.results().get(job.name)) is not None:
+            return result
         if time.monotonic() > self.ends:
             return None
         runs, file = self.out / "runs", self.out / f"{job.name}.yaml"
@@ -147,10 +147,10 @@ class Race:
 
     def multiple(self, arm: str) -> float | None:
         """Return the multiple of an arm's rate with the lowest loss in tuning; None before all of them are there."""
-        jobs, found = self.tuning(arm), self.results()
-        if any(job.name not in found for job in jobs):
+        jobs, results = self.tuning(arm), self.results()
+        if any(job.name not in results for job in jobs):
             return None
-        return min(jobs, key=lambda job: (found[job.name]["loss"], job.multiple)).multiple
+        return min(jobs, key=lambda job: (results[job.name]["loss"], job.multiple)).multiple
 
     def tuning(self, arm: str) -> list[Job]:
         """Return an arm's runs of tuning, at the smallest size."""

@@ -63,8 +63,8 @@ class Protocol:
             path = folder / name
             if not path.is_file():
                 raise SystemExit(f"{path}: missing. The protocol races on this file (SHA-256 {expected}).")
-            if (found := hashlib.sha256(path.read_bytes()).hexdigest()) != expected:
-                raise SystemExit(f"{path}: SHA-256 {found}, and the protocol's text has {expected}. Get that text.")
+            if (sha256 := hashlib.sha256(path.read_bytes()).hexdigest()) != expected:
+                raise SystemExit(f"{path}: SHA-256 {sha256}, and the protocol's text has {expected}. Get that text.")
             paths.append(path)
         return paths
 
@@ -101,9 +101,9 @@ def configure(protocol: Protocol, job: Job, data: Path, runs: Path, file: Path) 
     budget, tokens = float(protocol.tree["sizes"][job.size]["budget"]) * job.share, 1_000_000
     for _ in range(2):
         file.write_text(yaml.safe_dump(_tree(protocol, job, data, runs, tokens), sort_keys=False), encoding="utf-8")
-        found = flops(file)
-        tokens = round(tokens * budget / found)
-    return found
+        flops_of_run = flops(file)
+        tokens = round(tokens * budget / flops_of_run)
+    return flops_of_run
 
 
 def flops(file: Path) -> float:

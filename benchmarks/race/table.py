@@ -32,11 +32,11 @@ def counts(row: Row) -> bool:
 
 def losses_of(rows: Mapping[str, Row], size: str) -> dict[str, list[float]]:
     """Return the final held-out losses of each arm at a size, in order of seeds."""
-    found: dict[str, list[float]] = {}
+    losses: dict[str, list[float]] = {}
     for row in sorted(rows.values(), key=lambda row: row["seed"]):
         if row["size"] == size and counts(row):
-            found.setdefault(row["arm"], []).append(row["loss"])
-    return found
+            losses.setdefault(row["arm"], []).append(row["loss"])
+    return losses
 
 
 def pooled_deviation(losses: Sequence[Sequence[float]]) -> float:

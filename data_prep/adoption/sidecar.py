@@ -105,16 +105,16 @@ def adopt_shards(request: Request) -> str:
         sample = take_sample(firsts, request.tokenizer, names)
         require_fit(sample, request.source, request.tokenizer, request.anyway)
         parts = write_parts(work, layout.entries)
-        found = survey.run(parts, layout.num_bytes, request.workers)
-        facts = {"tokenizer": request.tokenizer, **sample.to_json(), "findings": found.to_json()}
-        _write_files(survey, parts, found, layout, folder, vocabulary.sha256, wanted, facts)
+        findings = survey.run(parts, layout.num_bytes, request.workers)
+        facts = {"tokenizer": request.tokenizer, **sample.to_json(), "findings": findings.to_json()}
+        _write_files(survey, parts, findings, layout, folder, vocabulary.sha256, wanted, facts)
     return describe_folder(folder)
 
 
 def _write_files(
     survey: Survey,
     parts: int,
-    found: Findings,
+    findings: Findings,
     layout: Layout,
     folder: Path,
     tokenizer_sha256: str,
@@ -130,10 +130,10 @@ def _write_files(
             index.write(", " * (rank > 0) + ", ".join(json.dumps(entry, sort_keys=True) for entry in entries))
         index.write("]}")
     folders: dict[str, str] = {}
-    for place, dtype in found.dtypes.items():
+    for place, dtype in findings.dtypes.items():
         folders.setdefault(dtype, place or ".")
     dtype = the_only(layout.root, "the type of the ids", folders)
-    join_lengths((survey.array(rank, "lengths") for rank in range(parts)), work / LENGTHS, found.documents)
+    join_lengths((survey.array(rank, "lengths") for rank in range(parts)), work / LENGTHS, findings.documents)
     counts = np.zeros(survey.vocab_size, np.int64)
     for rank in range(parts):
         counts += survey.array(rank, "counts")
@@ -141,8 +141,8 @@ def _write_files(
     card = DatasetCard(
         column=survey.column,
         dtype=dtype,
-        documents=found.documents,
-        tokens=found.tokens,
+        documents=findings.documents,
+        tokens=findings.tokens,
         vocab_size=survey.vocab_size,
         tokenizer_sha256=tokenizer_sha256,
         index_sha256=file_sha256(work / ADOPTED_INDEX),
@@ -152,13 +152,14 @@ def _write_files(
         created_by=f"modernbert-train {__version__}",
         index=ADOPTED_INDEX,
         shards=None if Path(layout.root) == folder.resolve() else layout.root,
-        stripped=sorted(found.removed),
+        stripped=sorted(findings.removed),
     )
     indexes = "one index" if layout.indexes == 1 else f"{layout.indexes:,} indexes"
-    lines = list(describe(found, counts, survey.fit.special))
+    lines = list(describe(findings, counts, survey.fit.special))
     lines.append(
         f"{len(layout.entries):,} shards of {layout.num_bytes:,} bytes by {indexes}, column "
-        f"{layout.column} ({layout.encoding}, {dtype}); hashes: {found.verified:,} right, {found.hashed:,} computed"
+        f"{layout.column} ({layout.encoding}, {dtype}); "
+        f"hashes: {findings.verified:,} right, {findings.hashed:,} computed"
     )
     report = facts | {
         "tokenizer_sha256": tokenizer_sha256,

@@ -70,12 +70,12 @@ class Survey:
         number = workers or min(len(os.sched_getaffinity(0)), 1 + size // _WORKER_BYTES)
         with Workers(number, "give fewer --workers") as pool:
             pool.run(self, ranks, "parts", parts)
-        found = Findings()
+        findings = Findings()
         for rank in range(parts):
-            found.add(Findings.from_json(self.left(rank)["findings"]))
-        if not found.tokens:
+            findings.add(Findings.from_json(self.left(rank)["findings"]))
+        if not findings.tokens:
             raise DataError(f"{self.root}: holds no tokens.")
-        return found
+        return findings
 
     def run_task(self, rank: int) -> None:
         """Do a part: count its documents; write their lengths, counts, and entries with hashes.
@@ -104,8 +104,8 @@ class Survey:
     def array(self, rank: int, name: str) -> NDArray[Any]:
         """Return an array of a part: `lengths`, uint32 [documents], or `counts`, int64 [entries of the vocabulary]."""
         with np.load(self.file(rank, "npz"), allow_pickle=False) as arrays:
-            found: NDArray[Any] = arrays[name]
-            return found
+            array: NDArray[Any] = arrays[name]
+            return array
 
     def first(self, entry: Entry) -> NDArray[Any] | None:
         """Return the beginning of a shard's first document as stored; None if the shard is empty.
@@ -117,10 +117,10 @@ class Survey:
         return None if ids is None else ids[:_BEGINNING].copy()  # a view would keep the shard in memory
 
     def _take(self, entry: Entry, counting: Counting) -> None:
-        data, found = self._bytes(entry), counting.findings
+        data, findings = self._bytes(entry), counting.findings
         has_hash = bool(stored(entry)["hashes"])
-        found.verified += has_hash
-        found.hashed += not has_hash
+        findings.verified += has_hash
+        findings.hashed += not has_hash
         if not has_hash:
             stored(entry)["hashes"] = {_HASH: hash_of(_HASH, data)}
         dtypes, sample, origin = set(), [], self.name(entry)
@@ -132,7 +132,7 @@ class Survey:
             counting.take(ids, origin, number)
         self.fit.require(origin, sample)
         for dtype in dtypes:
-            found.add_dtype(os.path.dirname(stored(entry)["basename"]), dtype)
+            findings.add_dtype(os.path.dirname(stored(entry)["basename"]), dtype)
 
     def _documents(self, entry: Entry, data: bytes) -> Iterator[NDArray[Any]]:
         what = ""
@@ -166,8 +166,8 @@ class Survey:
     def name(self, entry: Entry) -> str:
         return f"{self.root}/{stored(entry)['basename']}"
 
-    def _broken(self, entry: Entry, found: str, remedy: str = "Copy it again") -> DataError:
-        return DataError(f"{self.name(entry)}: {found}. {remedy}; nothing was adopted.")
+    def _broken(self, entry: Entry, problem: str, remedy: str = "Copy it again") -> DataError:
+        return DataError(f"{self.name(entry)}: {problem}. {remedy}; nothing was adopted.")
 
 
 def write_parts(work: Path, entries: Sequence[Entry]) -> int:

@@ -175,11 +175,11 @@ def _read(sets: Mapping[str, SourceConfig], words: int, max_characters: int) -> 
                         "text; correct it."
                     )
                 texts[name].append(item.text)
-    found = Evaluations(texts, words)
-    for name, each in found.looked_for.items():
+    evaluations = Evaluations(texts, words)
+    for name, each in evaluations.looked_for.items():
         if each.total() == each[_NOT_AT_ALL]:
             raise DataError(
                 f"decontaminate.{name}: none of its {each.total():,} texts has a word to compare. Name "
                 "another text_field."
             )
-    return found
+    return evaluations

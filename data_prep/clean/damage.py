@@ -89,20 +89,20 @@ def _advice(reason: str, name: str, source: RowSourceConfig) -> str:
     if reason == NO_COLUMN and (key := source.text_key(name)) is not None:
         return f"Set {key} to the one that holds the text."
     if (reason in _ENCODING or reason.startswith("not_")) and "encoding" in FIELDS[source.kind]:
-        found = encodings_of(source_files(name, source))
-        if found:
-            listed = ", ".join(f"{encoding or _UNKNOWN} in {number:,}" for encoding, number in found.most_common())
-            best = next(iter(found)) if len(found) == 1 else AUTO
-            use = " to theirs" if None in found or best == source.encoding else f"={best}"
+        encodings = encodings_of(source_files(name, source))
+        if encodings:
+            listed = ", ".join(f"{encoding or _UNKNOWN} in {number:,}" for encoding, number in encodings.most_common())
+            best = next(iter(encodings)) if len(encodings) == 1 else AUTO
+            use = " to theirs" if None in encodings or best == source.encoding else f"={best}"
             return f"Encodings of its files: {listed}. Set sources.{name}.encoding{use}."
     return REMEDIES.get(reason, Remedy()).corpus.format(source=f"sources.{name}")
 
 
 def encodings_of(files: list[Path]) -> Counter[str | None]:
     """Count the probable encodings of the first files; None if unknown."""
-    found: Counter[str | None] = Counter()
+    encodings: Counter[str | None] = Counter()
     for file in files[:_FILES]:
         with suppress(OSError, EOFError, ValueError):  # counted as unreadable
             encoding = look_at(file)
-            found[encoding and family(encoding)] += 1
-    return found
+            encodings[encoding and family(encoding)] += 1
+    return encodings

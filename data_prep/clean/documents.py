@@ -109,12 +109,12 @@ class Tally:
             raise DataError(
                 f"{item.id}: {item.detail}. Fix or remove it, or set on_error=skip to drop and count damaged documents."
             )
-        counts, found = self.source(source), f"{item.id}: {item.detail}"
+        counts, line = self.source(source), f"{item.id}: {item.detail}"
         counts.dropped[item.reason] += 1
         if item.damaged:
             counts.damaged[item.reason] += 1
-            counts.first.setdefault(item.reason, found)
-        self._list(item.reason, found)
+            counts.first.setdefault(item.reason, line)
+        self._list(item.reason, line)
 
     def add(self, other: Tally) -> None:
         for name, each in other.sources.items():
@@ -135,7 +135,7 @@ class Tally:
         self.draws = [draw if draw < lowest else lowest, draw if draw > highest else highest]
 
     def to_json(self) -> dict[str, Any]:
-        fields = {split: {name: asdict(each) for name, each in found.items()} for split, found in self.fields.items()}
+        fields = {split: {name: asdict(each) for name, each in counts.items()} for split, counts in self.fields.items()}
         return vars(self) | {"sources": {name: vars(each) for name, each in self.sources.items()}, "fields": fields}
 
     @classmethod
@@ -244,12 +244,12 @@ def _shares_that_work(tally: Tally) -> str:
 
 def _empty_stream(config: PrepareConfig, tally: Tally, split: str) -> str:
     """Describe a stream without documents, and the values of its field."""
-    streams, found = config.streams, FieldCounts()
+    streams, counts = config.streams, FieldCounts()
     assert streams.field is not None
     for fields in tally.fields.values():
         if streams.field in fields:
-            found.add(fields[streams.field])
-    rows = ", ".join(f"{value} in {amount.documents:,}" for value, amount in found.rows()[:_NAMED]) or "nothing"
+            counts.add(fields[streams.field])
+    rows = ", ".join(f"{value} in {amount.documents:,}" for value, amount in counts.rows()[:_NAMED]) or "nothing"
     key = f"streams.{'values' if streams.values else 'scores'}.{split.removeprefix(f'{TRAIN}-')}"
     return (
         f"{key}: no training document belongs to it. {streams.field} is: {rows}. Correct the stream, or the columns "

@@ -61,8 +61,8 @@ def take_text(row: Row, source: SourceConfig) -> Document | LeftOut:
             return LeftOut(row.id, "not_html", str(error))
     fields: Mapping[str, Any] = source.fixed_fields
     if source.fields:
-        found = {name: row.value(column) for name, column in source.fields.items()}
-        fields = {name: value for name, value in found.items() if value is not None} | source.fixed_fields
+        values = {name: row.value(column) for name, column in source.fields.items()}
+        fields = {name: value for name, value in values.items() if value is not None} | source.fixed_fields
     if source.words_field is None:
         return Document(row.id, text, altered, fields)
     words = words_of(row.value(source.words_field))

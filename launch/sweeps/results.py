@@ -85,8 +85,8 @@ def importance(study: optuna.Study) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         evaluator = PedAnovaImportanceEvaluator(target_quantile=_TOP)
-        found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return {key: share for key, share in found.items() if math.isfinite(share)}
+        shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: share for key, share in shares.items() if math.isfinite(share)}
 
 
 def trials_text(rows: Sequence[TrialRow], space: Space) -> str:

@@ -99,8 +99,8 @@ def make_space(sweep: SweepConfig) -> Space:
     if messages:
         raise ConfigError("\n".join(dict.fromkeys(messages)))
     _check_objective(sweep, config)
-    found = {key: _distribution(sweep, corner, key, dimension) for key, dimension in sweep.space.items()}
-    return Space(sweep, config, others, found, _points(sweep, found) if sweep.sampler == "grid" else ())
+    distributions = {key: _distribution(sweep, corner, key, dimension) for key, dimension in sweep.space.items()}
+    return Space(sweep, config, others, distributions, _points(sweep, distributions) if sweep.sampler == "grid" else ())
 
 
 def refuse_all(space: Space, num_ranks: Callable[[RunConfig], int]) -> None:
@@ -121,8 +121,8 @@ def refuse_all(space: Space, num_ranks: Callable[[RunConfig], int]) -> None:
             return
         except RunError as error:
             errors.append(error)
-    found = [messages_of(error) for error in errors]
-    if shared := [message for message in found[0] if all(message in each for each in found)]:
+    messages = [messages_of(error) for error in errors]
+    if shared := [message for message in messages[0] if all(message in each for each in messages)]:
         raise type(errors[0])("\n".join(shared))
 
 

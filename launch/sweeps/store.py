@@ -208,13 +208,13 @@ class Store:
 
 def slots(attempts: Sequence[FrozenTrial]) -> dict[int, list[FrozenTrial]]:
     """Group attempts by slot, in order, without those that were repeated on request."""
-    found: dict[int, list[FrozenTrial]] = {}
+    by_slot: dict[int, list[FrozenTrial]] = {}
     repeated: dict[int, int] = {}
     for attempt in attempts:
         slot = attempt.user_attrs[SLOT]
-        found.setdefault(slot, []).append(attempt)
+        by_slot.setdefault(slot, []).append(attempt)
         repeated[slot] = max(repeated.get(slot, -1), attempt.user_attrs.get(RETRY, -1))
-    return {slot: [each for each in own if each.number > repeated[slot]] for slot, own in sorted(found.items())}
+    return {slot: [each for each in own if each.number > repeated[slot]] for slot, own in sorted(by_slot.items())}
 
 
 def over(attempt: FrozenTrial) -> bool:

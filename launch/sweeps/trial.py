@@ -64,10 +64,10 @@ def figure(entries: Sequence[Entry], objective: str) -> float | None:
         None if it was not recorded; NaN or infinity if it is undefined.
     """
     kind, _, key = objective.partition(".")
-    found = [number(entry[key]) for entry in entries if entry.get("kind") == kind and key in entry]
+    numbers = [number(entry[key]) for entry in entries if entry.get("kind") == kind and key in entry]
     if kind == "validation":  # the last one counts, and a missing number is undefined
-        found = [math.nan if value is None else value for value in found[-1:]]
-    values = [value for value in found if value is not None]
+        numbers = [math.nan if value is None else value for value in numbers[-1:]]
+    values = [value for value in numbers if value is not None]
     return statistics.median(values[len(values) // 2 :]) if values else None
 
 
@@ -78,12 +78,12 @@ def milestones(entries: Sequence[Entry], objective: str, interval_tokens: int) -
         tokens -> figure; NaN is kept, since it is worse than all others.
     """
     key = objective.partition(".")[2]
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for entry in entries:
         if entry.get("kind") == "validation" and (at := _tokens(entry) // interval_tokens * interval_tokens):
             value = number(entry.get(key))
-            found.setdefault(at, math.nan if value is None else value)
-    return found
+            values.setdefault(at, math.nan if value is None else value)
+    return values
 
 
 def tokens_seen(entries: Sequence[Entry]) -> int:

@@ -217,8 +217,8 @@ class Worker:
         crashed: bool = False,
     ) -> None:
         attempt = self._under_way.pop(folder)
-        found = {REASON: reason, CODE: code, CRASH: code if crashed else None}
-        attributes = {name: each for name, each in found.items() if each is not None}
+        attributes_or_none = {REASON: reason, CODE: code, CRASH: code if crashed else None}
+        attributes = {name: each for name, each in attributes_or_none.items() if each is not None}
         with attempt.held, self._store.reachable():
             ended = self._store.finish(attempt.trial, state, value, **attributes)
         if value is not None:

@@ -120,11 +120,11 @@ class Copier:
 
     def _known(self, here: dict[int, Manifest]) -> dict[int, Manifest]:
         """Read the manifests in the store; one that differs from the local one of its step is replaced later."""
-        found = {}
+        manifests = {}
         for step, name in self._store.steps().items():
             with suppress(RunError):  # it is damaged, so it is removed or written again
-                found[step] = manifest_of(self._store, name)
-        return found
+                manifests[step] = manifest_of(self._store, name)
+        return manifests
 
     def copy(self, step: int, manifest: Manifest) -> bool:
         """Copy a checkpoint, with the present small files of the run, and its manifest last.
@@ -173,11 +173,11 @@ class Copier:
 
     def _verify(self, file: str, written: FileHash, checkpoint: str | None = None) -> None:
         """Read a file back; if it differs remove its checkpoint from the store and raise StorageError."""
-        if (found := self._store.digest(file)) != written:
+        if (digest := self._store.digest(file)) != written:
             if checkpoint is not None:
                 self._store.remove_folder(checkpoint)
             raise StorageError(
-                f"{self._store.url}/{file}: the store gives back other bytes than it was given: {found}, {written} "
+                f"{self._store.url}/{file}: the store gives back other bytes than it was given: {digest}, {written} "
                 "were written. It is copied again."
             )
 
@@ -203,12 +203,12 @@ class Copier:
 
 def local_manifests(checkpoints: Path) -> dict[int, Manifest]:
     """Read the manifests of the checkpoints in a run's folder; damaged ones are left out: resuming reports them."""
-    found = {}
+    manifests = {}
     for path in step_folders(checkpoints):
         with suppress(StorageError):
             manifest = read_manifest(path)
-            found[manifest.step] = manifest
-    return found
+            manifests[manifest.step] = manifest
+    return manifests
 
 
 def manifest_of(store: Store, name: str, folder: Path | None = None) -> Manifest:

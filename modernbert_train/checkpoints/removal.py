@@ -21,12 +21,12 @@ def clean(folder: Path, keep: int) -> None:
     if not folder.is_dir():
         return
     remove_partial(folder)
-    found: dict[Path, Manifest] = {}
+    manifests: dict[Path, Manifest] = {}
     for path in step_folders(folder):
         with suppress(StorageError):
-            found[path] = read_manifest(path)
-    kept = kept_steps(found.values(), keep)
-    remove([path for path, manifest in found.items() if manifest.step not in kept])
+            manifests[path] = read_manifest(path)
+    kept = kept_steps(manifests.values(), keep)
+    remove([path for path, manifest in manifests.items() if manifest.step not in kept])
     remove_partial(folder)
 
 

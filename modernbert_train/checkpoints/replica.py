@@ -277,8 +277,8 @@ def _fetched(store: Store, name: str, checkpoints: Path, say: Callable[[str], No
             if free < needed:
                 raise StorageError(f"{checkpoints}: {name} needs {needed:,} bytes, {free:,} are free. Free some space.")
             for each, expected in manifest.files.items():
-                if (found := store.fetch(f"{name}/{each}", staging / each)) != expected:
-                    say(f"warning: passed over a damaged copy: {store.url}/{name}/{each}: {found}, not {expected}")
+                if (digest := store.fetch(f"{name}/{each}", staging / each)) != expected:
+                    say(f"warning: passed over a damaged copy: {store.url}/{name}/{each}: {digest}, not {expected}")
                     return False
             replaced = publish(staging, checkpoints / name)
             if replaced is not None:

@@ -29,30 +29,30 @@ _ITS_END = ("tokens", "schedule.decay_tokens", "schedule.decay", "schedule.final
 _NOT_COMPARED = ("compute.", "data.", "weights.", "start.")
 
 
-def check_same_past(found: Checkpoint, phases: Mapping[str, PhaseConfig]) -> None:
+def check_same_past(checkpoint: Checkpoint, phases: Mapping[str, PhaseConfig]) -> None:
     """Compare the plan that a run was trained by with its present plan.
 
     Args:
-        found: the run's checkpoint.
+        checkpoint: the newest of the run.
         phases: of the run now.
 
     Raises:
         ConfigError: a trained phase differs; names each difference.
     """
-    refuse_changes(found.folder, found.config.phases, phases, found.state.phase, found.state.tokens)
+    refuse_changes(checkpoint.folder, checkpoint.config.phases, phases, checkpoint.state.phase, checkpoint.state.tokens)
 
 
-def check_same_run(found: Checkpoint, config: RunConfig) -> None:
+def check_same_run(checkpoint: Checkpoint, config: RunConfig) -> None:
     """Refuse other values for keys that `eval` and `export` take from the checkpoint, where they would have no effect.
 
     Raises:
         ConfigError: there are some; names each with both values.
     """
-    changed = fixed(changed_keys(found.config, config))
+    changed = fixed(changed_keys(checkpoint.config, config))
     refuse(
-        f"{found.folder} was trained with another configuration, which is used here",
+        f"{checkpoint.folder} was trained with another configuration, which is used here",
         [each for each in changed if not each.key.startswith(_NOT_COMPARED)]
-        + past_changes(found.config.phases, config.phases, found.state.phase, found.state.tokens),
+        + past_changes(checkpoint.config.phases, config.phases, checkpoint.state.phase, checkpoint.state.tokens),
         "Leave these keys out; or restore the run's config.yaml.",
     )
 

@@ -331,8 +331,8 @@ def take_lock(folder: Path, instead: str) -> IO[str]:
 
 def _runs_here(owner: str) -> bool:
     """True if a lock's owner is a running process of this machine; a pod has the host name of the one it replaces."""
-    found = re.fullmatch(r"process (\d+) on (.*)", owner)
-    return found is None or (found[2] == socket.gethostname() and is_running(int(found[1])))
+    match = re.fullmatch(r"process (\d+) on (.*)", owner)
+    return match is None or (match[2] == socket.gethostname() and is_running(int(match[1])))
 
 
 def _seconds_since_a_sign(folder: Path) -> float:
@@ -356,8 +356,8 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the lines of a record with a step, and the number of all others."""
     with os_errors_as(StorageError, f"{path}: cannot be read", "Fix the disk or the permission."):
         entries, wrong = read_lines(path)
-    found = [entry for entry in entries if is_count(entry.get("step"))]
-    return found, len(wrong) + len(entries) - len(found)
+    valid = [entry for entry in entries if is_count(entry.get("step"))]
+    return valid, len(wrong) + len(entries) - len(valid)
 
 
 def _check_fault(entry: dict[str, Any]) -> None:

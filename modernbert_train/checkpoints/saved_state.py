@@ -162,6 +162,6 @@ def _check_training(state: SavedState, training: TrainingState, clock: Clock) ->
         _require(possible, f"training.stability.skipped_updates[{number}]", expected, skipped)
 
 
-def _require(holds: bool, name: str, expected: str, found: object) -> None:
+def _require(holds: bool, name: str, expected: str, value: object) -> None:
     if not holds:
-        raise ValueError(f"{name}: expected {expected}, found {str(found)[:60]}")
+        raise ValueError(f"{name}: expected {expected}, found {str(value)[:60]}")

@@ -74,10 +74,10 @@ class Store:
 
     def folders(self) -> set[str]:
         """Return the names of the folders of checkpoints, whole or not."""
-        found: list[object] = []
+        paths: list[object] = []
         with self._errors(""), suppress(FileNotFoundError):
-            found = self._fs.ls(self._root, detail=False)
-        names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
+            paths = self._fs.ls(self._root, detail=False)
+        names = {str(path).rstrip("/").rpartition("/")[2] for path in paths}
         return {name for name in names if NAME.fullmatch(name)}
 
     def has(self, name: str) -> bool:

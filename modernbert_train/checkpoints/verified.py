@@ -89,9 +89,9 @@ def check_hashes(folder: Path, manifest: Manifest, names: Iterable[str] | None =
     def check(name: str) -> None:
         expected = manifest.files[name]
         with os_errors_as(StorageError, f"{folder / name}: cannot be read"):
-            found = FileHash.of(folder / name)
-        if found != expected:
-            raise StorageError(f"{folder / name}: damaged; found {found}, the manifest says {expected}")
+            file_hash = FileHash.of(folder / name)
+        if file_hash != expected:
+            raise StorageError(f"{folder / name}: damaged; found {file_hash}, the manifest says {expected}")
 
     with ThreadPoolExecutor(_HASHING_THREADS) as threads:
         list(threads.map(check, manifest.files if names is None else names))
@@ -138,10 +138,10 @@ def _config(path: Path, content: FileHash) -> RunConfig:
     """Read a configuration, cached: most checkpoints of a run have the same, and reading one takes 50 ms."""
     if (known := _configs.get(content)) is not None:
         return known
-    found = load_run([path])
+    config = load_run([path])
     if INCLUDE.encode() not in content_of(path):  # an include is relative to the folder, so do not cache it
-        _configs[content] = found
-    return found
+        _configs[content] = config
+    return config
 
 
 def partial_folders(folder: Path) -> list[Path]:
@@ -180,9 +180,9 @@ def newest_of(folder: Path, opened: Callable[[Path], T], last_step: int | None =
     return None, []
 
 
-def print_choice(found: Opened, passed_over: Sequence[str]) -> None:
+def print_choice(opened: Opened, passed_over: Sequence[str]) -> None:
     """Print which checkpoint of a run is used, and why, if it is not the newest."""
     for text in passed_over:
         print(f"warning: passed over a damaged checkpoint: {text}")
     if passed_over:
-        print(f"taken instead: {found.folder.name}, {found.state.tokens:,} tokens, the newest that is whole")
+        print(f"taken instead: {opened.folder.name}, {opened.state.tokens:,} tokens, the newest that is whole")

@@ -115,9 +115,9 @@ def _present_paths(run: Path, written: Path, tree: Any) -> Iterator[str]:
         inside = [run / TOKENIZER_COPY] if key == "data.tokenizer" else []
         inside += [run / path.relative_to(written)] if path.is_relative_to(written) else []
         places = [path, *inside, home / path] if begins_here else [*inside, home / path, path]
-        found = next((each for each in places if each.exists()), path)
-        if found != path:
-            yield f"{key}={json.dumps(literal(str(found)))}"
+        present = next((each for each in places if each.exists()), path)
+        if present != path:
+            yield f"{key}={json.dumps(literal(str(present)))}"
 
 
 def _paths(tree: Any) -> Iterator[tuple[str, Path]]:
@@ -133,8 +133,8 @@ def _paths(tree: Any) -> Iterator[tuple[str, Path]]:
 
 
 def _section(tree: Any, key: str) -> dict[str, Any]:
-    found = tree.get(key) if isinstance(tree, dict) else None
-    return found if isinstance(found, dict) else {}
+    section = tree.get(key) if isinstance(tree, dict) else None
+    return section if isinstance(section, dict) else {}
 
 
 def named_model(words: list[str]) -> str | None:

@@ -283,5 +283,5 @@ def _plan(options: argparse.Namespace) -> None:
         named or [name for name, gpu in GPUS.items() if not gpu.rocm],
         dict(options.price),
     )
-    found = [answer(*wanted), *sections(*wanted)]
-    print(as_text(found))
+    answer_and_sections = [answer(*wanted), *sections(*wanted)]
+    print(as_text(answer_and_sections))

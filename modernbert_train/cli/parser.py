@@ -77,7 +77,7 @@ def whole(text: str) -> int:
 
 def token_count(text: str) -> int:
     """Parse a number of tokens such as 2B, 300M or 1.5T, for `type=`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgbt]?)", text.replace("_", "").lower())
-    if found is None or not (count := round(float(found[1]) * _LETTERS[found[2]])):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgbt]?)", text.replace("_", "").lower())
+    if match is None or not (count := round(float(match[1]) * _LETTERS[match[2]])):
         raise argparse.ArgumentTypeError(f"{text}: a number of tokens is expected, such as 300M, 2B or 1.5T")
     return count

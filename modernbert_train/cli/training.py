@@ -98,12 +98,12 @@ def newest_valid(run: Path) -> tuple[str, str]:
 
     none = "not one of those there is valid"
     with errors_to(warn, StorageError):
-        found, passed_over = newest_of(run / "checkpoints", verify_files)
+        newest, passed_over = newest_of(run / "checkpoints", verify_files)
         none = "no checkpoint in the run's folder"
-        if found is not None:
-            print_choice(found, passed_over)
+        if newest is not None:
+            print_choice(newest, passed_over)
             damaged = f"; {plural(len(passed_over), 'newer one')} damaged" if passed_over else ""
-            return f"step {found.step:,}", f"{found.state.tokens:,} tokens{damaged}"
+            return f"step {newest.step:,}", f"{newest.state.tokens:,} tokens{damaged}"
     return "none", none
 
 
@@ -112,16 +112,16 @@ def _list(folders: list[Path], *, as_json: bool, by_name: bool) -> None:
     from modernbert_train.report import listing
     from modernbert_train.report.seeds import seed_lines
 
-    found, wrong = listing.list_runs(folders)
+    runs, wrong = listing.list_runs(folders)
     for line in wrong:
         print(f"warning: {line}", file=sys.stderr)
     if as_json:
-        print(listing.as_json(found))
-    elif not found:
+        print(listing.as_json(runs))
+    elif not runs:
         none = f"report {' '.join(map(str, folders))}: no runs there. A run is a folder with a config.yaml, as `train` "
         none += "makes it; name a run, or the folder that holds runs."
         if by_name:
             raise ConfigError(none)
         print(printable(none))
     else:
-        print("\n".join([listing.as_text(found), *seed_lines(found)]))
+        print("\n".join([listing.as_text(runs), *seed_lines(runs)]))

@@ -133,8 +133,8 @@ def kinds(config: RunConfig, num_ranks: int) -> Iterator[str]:
 def _answer(key: str, mistakes: Callable[..., Any], *arguments: Any, **more: Any) -> list[str]:
     """Return the mistakes that a method of a section finds; if a plugin's method fails, that is one."""
     try:
-        found = mistakes(*arguments, **more)
-        messages = [found] if isinstance(found, str) else [*found]
+        answer = mistakes(*arguments, **more)
+        messages = [answer] if isinstance(answer, str) else [*answer]
         if others := [each for each in messages if not isinstance(each, str)]:
             raise TypeError(f"yields {others[0]!r} and not a text")
     except Exception as error:  # a plugin may raise any

@@ -22,26 +22,26 @@ def advice(
     model: ModelConfig, optim: OptimConfig, weights: WeightsConfig, phases: Mapping[str, PhaseConfig]
 ) -> list[str]:
     """Return advice on settings that work but may be improved."""
-    found, size, max_lr = [], model.vocab_size, optim.max_usual_lr
+    warnings, size, max_lr = [], model.vocab_size, optim.max_usual_lr
     if size % 64:
-        found.append(
+        warnings.append(
             f"model.vocab_size={size} is not a multiple of 64, so the head is slower on GPUs. Keep it for the weights "
             f"of a published model; otherwise set {-(-size // 64) * 64}."
         )
     peak = optim.lr * max((phase.lr_ratio for phase in phases.values()), default=1.0)
     if max_lr is not None and peak > max_lr:
-        found.append(
+        warnings.append(
             f"optim.lr={optim.lr:g} with optim.name={optim.name}: a peak of {peak:g}, and usual ones are "
             f"at most {max_lr:g}. Each step would move weights by more than their initial size; the loss would rise or "
             "stay at the unigram loss. Set one between 1e-5 and 1e-2."
         )
     if weights.named and optim.newton_schulz_iterations:
-        found.append(
+        warnings.append(
             f"optim.name={optim.name} with weights.{next(iter(weights.named))}: full training by Muon degrades "
             "weights that Adam trained, as nearly all published ones were (arXiv 2605.10468). Set "
             "optim.name=stable_adamw, or ignore this if Muon trained them."
         )
-    return found
+    return warnings
 
 
 def _row(config: RunConfig, name: str, phase: PhaseConfig) -> tuple[str, ...]:

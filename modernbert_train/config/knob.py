@@ -134,14 +134,14 @@ def refuse_too_many(config: Any, path: tuple[str, ...] = ()) -> None:
     Raises:
         ConfigError: a count is too large; one line for each.
     """
-    found = [
+    messages = [
         message
         for key, value, knob in knobs(config, path)
         if knob.too_many(value)
         for message in knob.mistakes(key, value)
     ]
-    if found:
-        raise ConfigError("\n".join(found))
+    if messages:
+        raise ConfigError("\n".join(messages))
 
 
 def phased_keys(section: Any) -> list[str]:

@@ -70,17 +70,17 @@ def launch_mistakes(launch: LaunchConfig) -> Iterator[str]:
 
 def split_endpoint(text: str) -> tuple[str, int] | None:
     """Split HOST:PORT into its parts; None if the text is anything else. IPv6 addresses are in brackets."""
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text)
-    if found is None or not 0 < int(found[3]) < 1 << 16:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:\[\]/]+)):(\d{1,5})", text)
+    if match is None or not 0 < int(match[3]) < 1 << 16:
         return None
-    return found[1] or found[2], int(found[3])
+    return match[1] or match[2], int(match[3])
 
 
 def split_resource(text: str) -> tuple[str, int] | None:
     """Return a Kubernetes resource and its number per machine, from DOMAIN/NAME or DOMAIN/NAME=COUNT."""
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)(?:=(\d{1,4}))?", text
     )
-    if found is None or found[4] == "0":
+    if match is None or match[4] == "0":
         return None
-    return found[1], int(found[4] or 1)
+    return match[1], int(match[4] or 1)

@@ -247,9 +247,9 @@ else:
 
 def maskings(*, takes_special: bool = False, whole_words: bool | None = None) -> str:
     """Return the names of the maskings with these properties, for a remedy; whole_words=None: with either."""
-    found = [name for name, each in MASKINGS.items()
+    names = [name for name, each in MASKINGS.items()
              if each.takes_special == takes_special and whole_words in (None, each.whole_words)]  # fmt: skip
-    return " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 @dataclass(frozen=True, kw_only=True)

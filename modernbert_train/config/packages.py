@@ -73,13 +73,13 @@ def missing_kernels(compute: ComputeConfig) -> Iterator[str]:
 
 def flash_4_refusal() -> str | None:
     """Return why the installed flash-attn-4 must not be used, None if it may be; it is not imported."""
-    found = installed_version("flash-attn-4")
-    if found is None:
+    installed = installed_version("flash-attn-4")
+    if installed is None:
         return f"the package flash-attn-4 is not installed. Install it: {FLASH_4_INSTALL}."
-    if Version(found) < Version(FLASH_4_OLDEST):
+    if Version(installed) < Version(FLASH_4_OLDEST):
         return (
-            f"flash-attn-4 {found} is older than {FLASH_4_OLDEST}, and older ones return wrong gradients without an "
-            f"error. Install a newer one: {FLASH_4_INSTALL}."
+            f"flash-attn-4 {installed} is older than {FLASH_4_OLDEST}, and older ones return wrong gradients without "
+            f"an error. Install a newer one: {FLASH_4_INSTALL}."
         )
     return None
 
@@ -109,15 +109,15 @@ def missing_fused(optim: OptimConfig) -> Iterator[str]:
 
 def missing_on_gpu() -> list[str]:
     """Return what this machine lacks for compiled layers and fused kernels on a GPU, each with its remedy."""
-    found = []
+    missing = []
     if not _is_there("triton"):
-        found.append("Triton is not installed (CUDA builds of torch have it)")
+        missing.append("Triton is not installed (CUDA builds of torch have it)")
     if not any(map(shutil.which, _c_compilers())):
         names = ", ".join(_c_compilers())
-        found.append(f"there is no C compiler ({names}; on Debian and Ubuntu: apt install gcc)")
+        missing.append(f"there is no C compiler ({names}; on Debian and Ubuntu: apt install gcc)")
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():  # Triton compiles kernel launchers with them
-        found.append("Python's headers are not installed (on Debian and Ubuntu: apt install python3-dev)")
-    return found
+        missing.append("Python's headers are not installed (on Debian and Ubuntu: apt install python3-dev)")
+    return missing
 
 
 def _refusals(setting: str, instead: str) -> Iterator[str]:

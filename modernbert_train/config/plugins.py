@@ -148,8 +148,8 @@ def import_plugins(names: Sequence[str], place: str) -> None:
 def _imported(module: str, where: str, name: str | None = None) -> Any:
     """Import a module of a plugin, or a name in it."""
     try:
-        found = importlib.import_module(module)
-        return found if name is None else getattr(found, name)
+        imported = importlib.import_module(module)
+        return imported if name is None else getattr(imported, name)
     except Exception as error:  # a user's code may raise anything
         raise PluginError(
             f"{where}: cannot be imported: {_described(error)}. Fix the plugin, or install its requirements."
@@ -172,12 +172,12 @@ def _version(name: str) -> str:
 
 def _hash(name: str) -> str:
     """Hash all modules of the package."""
-    spec, found = _find(name.partition(".")[0]), hashlib.sha256()
+    spec, sha256 = _find(name.partition(".")[0]), hashlib.sha256()
     for folder in [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]:
         top = Path(folder)
         for path in sorted(top.rglob("*.py")) if top.is_dir() else [top]:
-            found.update(f"{path.relative_to(top.parent)}\n".encode() + path.read_bytes())
-    return found.hexdigest()[:12]
+            sha256.update(f"{path.relative_to(top.parent)}\n".encode() + path.read_bytes())
+    return sha256.hexdigest()[:12]
 
 
 def _find(name: str) -> ModuleSpec | None:

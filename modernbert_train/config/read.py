@@ -117,8 +117,8 @@ def _invalid(error: yaml.YAMLError) -> str:
     if r"'\t'" in str(error.problem):
         remedy = "Use spaces instead of tabs."
     parts = ((error.context, error.context_mark), (error.problem, error.problem_mark))
-    found = [f"{text} (line {mark.line + 1}, column {mark.column + 1})" for text, mark in parts if text and mark]
-    return f"{': '.join(found)}. {remedy}"
+    problems = [f"{text} (line {mark.line + 1}, column {mark.column + 1})" for text, mark in parts if text and mark]
+    return f"{': '.join(problems)}. {remedy}"
 
 
 def _included(file: Path, value: Any, origins: Origins, errors: list[str]) -> list[Path]:

@@ -146,8 +146,8 @@ class WeightsConfig:
     @property
     def named(self) -> dict[str, str]:
         """The set keys that name a model, with their values; `check` refuses more than one."""
-        found = {key: getattr(self, key) for key in ("init_from", "grow_from", "shrink_from")}
-        return {key: name for key, name in found.items() if name is not None}
+        names = {key: getattr(self, key) for key in ("init_from", "grow_from", "shrink_from")}
+        return {key: name for key, name in names.items() if name is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

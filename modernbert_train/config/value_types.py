@@ -87,7 +87,7 @@ def spelled_out(value: Any, hint: Any) -> str:
     """Suggest YAML's form for a number with a letter for its thousands, and for a text that looks like a number."""
     if hint is str and isinstance(value, bool | int | float):
         return f' Put it in quotes: "{value}".'
-    found = re.fullmatch(r"([0-9.]{1,20})\s?([kKmMgGbBtT])", value) if isinstance(value, str) else None
-    if found is None or hint not in (int, float):
+    match = re.fullmatch(r"([0-9.]{1,20})\s?([kKmMgGbBtT])", value) if isinstance(value, str) else None
+    if match is None or hint not in (int, float):
         return ""
-    return f" Write {found[1]}e{_ZEROS[found[2].lower()]}."
+    return f" Write {match[1]}e{_ZEROS[match[2].lower()]}."

@@ -283,15 +283,15 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
 def sweep(folder: Path) -> None:
     """Remove the partial files and folders in a folder whose processes have ended; keep all others."""
-    for path, found in _partials(folder):
-        if _is_left(path, found["host"], int(found["pid"])):
-            _remove_left(path, found["name"])
+    for path, match in _partials(folder):
+        if _is_left(path, match["host"], int(match["pid"])):
+            _remove_left(path, match["name"])
 
 
 def being_written(out: Path) -> Path | None:
     """Return the partial file or folder that a living process will rename to `out`; None without one."""
     sweep(out.parent)
-    return next((path for path, found in _partials(out.parent) if found["name"] == out.name and _lock_of(path)), None)
+    return next((path for path, match in _partials(out.parent) if match["name"] == out.name and _lock_of(path)), None)
 
 
 _sweep_once = functools.cache(sweep)  # a folder of ten thousand small files is not listed again for each of them
@@ -308,7 +308,7 @@ def _hold(file: IO[bytes]) -> None:
 
 def _partials(folder: Path) -> list[tuple[Path, re.Match[str]]]:
     with suppress(OSError):  # the following write into the folder reports this error
-        return [(folder / name, found) for name in os.listdir(folder) if (found := _PARTIAL.fullmatch(name))]
+        return [(folder / name, match) for name in os.listdir(folder) if (match := _PARTIAL.fullmatch(name))]
     return []
 
 

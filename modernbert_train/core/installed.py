@@ -73,9 +73,9 @@ def commit() -> tuple[str, bool] | None:
     """Return the checkout's commit, and True if files differ from it; None in a wheel or without git."""
     if CHECKOUT is None or not (CHECKOUT / ".git").exists():
         return None
-    found = _git("rev-parse", "HEAD")
+    sha = _git("rev-parse", "HEAD")
     status = _git("status", "--porcelain")
-    return None if found is None or status is None else (found, status != "")
+    return None if sha is None or status is None else (sha, status != "")
 
 
 def _git(*words: str) -> str | None:

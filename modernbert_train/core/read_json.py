@@ -52,10 +52,10 @@ def parse_json(text: str | bytes, *, finite: bool = True, twice: Collection[str]
 
 
 def _once(keys: Collection[str], pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs) and (twice := [key for key in keys if sum(key == each for each, _ in pairs) > 1]):
+    unique = dict(pairs)
+    if len(unique) < len(pairs) and (twice := [key for key in keys if sum(key == each for each, _ in pairs) > 1]):
         raise ValueError(f"duplicate key {twice[0]} in one object")
-    return found
+    return unique
 
 
 def _finite(text: str) -> float:
@@ -124,16 +124,16 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
     Raises:
         OSError: the file cannot be read.
     """
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     wrong: list[int] = []
     with suppress(FileNotFoundError):
         for number, line in enumerate(lines_of(path), start=1):
             entry = parse_object(line)
             if entry is not None:
-                found.append(entry)
+                entries.append(entry)
             elif line.strip():
                 wrong.append(number)
-    return found, wrong
+    return entries, wrong
 
 
 def parse_object(line: str | bytes) -> dict[str, Any] | None:
@@ -188,8 +188,8 @@ def as_type(kind: Any, value: Any, at: str = "") -> Any:
         return {key: as_type(inner[1], each, _below(at, key)) for key, each in value.items()}
     if typing.is_typeddict(kind) or is_dataclass(kind):
         return _fields(kind, value, at)
-    if kind is float and (found := number(value)) is not None:
-        return found
+    if kind is float and (as_float := number(value)) is not None:
+        return as_float
     _require(type(value) is kind, at, _NAMES[kind], value)
     return value
 
@@ -204,8 +204,8 @@ def _fields(kind: Any, value: Any, at: str) -> Any:
         raise ValueError(f"{_below(at, name)}: missing")
     for name in value.keys() - hints.keys():
         raise ValueError(f"{_below(at, str(name)[:40])}: unknown")
-    found = {name: as_type(hints[name], each, _below(at, name)) for name, each in value.items()}
-    return kind(**found)
+    values = {name: as_type(hints[name], each, _below(at, name)) for name, each in value.items()}
+    return kind(**values)
 
 
 @functools.cache

@@ -62,8 +62,8 @@ def asked_for() -> Iterator[set[Path]]:
 
 def known(read: Callable[[Path], T], paths: Iterable[Path]) -> list[tuple[str, tuple[int, ...], T]]:
     """Return cached results for some files, to be passed to `learn` in another process of this machine."""
-    found = [(path, _known[read, path]) for path in sorted(paths) if (read, path) in _known]
-    return [(str(path), tuple(identity), value) for path, (identity, value) in found]
+    cached = [(path, _known[read, path]) for path in sorted(paths) if (read, path) in _known]
+    return [(str(path), tuple(identity), value) for path, (identity, value) in cached]
 
 
 def learn(read: Callable[[Path], T], others: Iterable[tuple[str, tuple[int, ...], T]]) -> None:

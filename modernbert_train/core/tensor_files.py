@@ -88,14 +88,14 @@ def read_shapes(path: Path, *, floating: bool = True) -> dict[str, tuple[int, ..
         ValueError: its header is damaged, or a tensor has another dtype.
     """
     _require_readable(path)
-    found = {}
+    shapes = {}
     with _reading(), safetensors.safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 (the library's own method)
             part = file.get_slice(name)
             if (kind := part.get_dtype()) not in (_FLOATING if floating else _STORED):
                 raise ValueError(f"{name} is of type {kind}")
-            found[name] = tuple(part.get_shape())
-    return found
+            shapes[name] = tuple(part.get_shape())
+    return shapes
 
 
 @dataclass(frozen=True)
@@ -238,14 +238,14 @@ class StoredTensors(Mapping[str, Tensor]):
             ValueError: the file was damaged after it was opened.
         """
         with _reading():
-            found: list[Tensor] = [
+            pieces: list[Tensor] = [
                 self._file(path).get_slice(name)[max(first, start) - start : min(first + count, start + rows) - start]
                 for start, rows, path in self._pieces[name]
                 if start < first + count and first < start + rows
             ]
-            if not found:
-                found.append(self._file(self._pieces[name][0][2]).get_slice(name)[0:0])
-        return found[0] if len(found) == 1 else torch.cat(found)
+            if not pieces:
+                pieces.append(self._file(self._pieces[name][0][2]).get_slice(name)[0:0])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _file(self, path: Path) -> Any:
         if path not in self._open:

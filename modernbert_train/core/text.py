@@ -15,7 +15,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]
 
 def printable(text: str) -> str:
     """Escape control characters of untrusted text as in Python, so that a terminal does not interpret them."""
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def did_you_mean(word: str, names: Iterable[str], prefix: str = "", *, likeness: float = 0.5) -> str:

@@ -21,8 +21,8 @@ def load_array(path: Path, remedy: str) -> NDArray[Any]:
         DataError: it is missing or damaged; names the remedy.
     """
     with os_errors_as(DataError, f"{path}: cannot be read", remedy, ValueError, EOFError, TypeError):
-        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    return found
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array
 
 
 def load_lengths(path: Path, remedy: str) -> NDArray[Any]:
@@ -47,19 +47,19 @@ def held_out_lengths(
     Raises:
         ConfigError: not one document is read.
     """
-    found = np.asarray(lengths, dtype=np.int64)
+    lengths_N = np.asarray(lengths, dtype=np.int64)
     if max_tokens is None:
-        return found
-    ends = np.cumsum(found)
+        return lengths_N
+    ends = np.cumsum(lengths_N)
     read = int(np.searchsorted(ends, max_tokens, side="right"))
     if not whole:
-        return np.minimum(found, max_tokens - (ends - found))[: read + 1]
-    if not read and len(found):
+        return np.minimum(lengths_N, max_tokens - (ends - lengths_N))[: read + 1]
+    if not read and len(lengths_N):
         raise ConfigError(
-            f"eval.max_tokens={max_tokens:,}: the first document of {key} has {found[0]:,} tokens, and a document "
-            f"with labels cannot be cut. Set at least {found[0]}."
+            f"eval.max_tokens={max_tokens:,}: the first document of {key} has {lengths_N[0]:,} tokens, and a document "
+            f"with labels cannot be cut. Set at least {lengths_N[0]}."
         )
-    return found[:read]
+    return lengths_N[:read]
 
 
 def read_held_out(folder: Path, max_tokens: int | None, *, whole: bool, key: str) -> NDArray[Any]:

@@ -105,11 +105,11 @@ class DatasetCard:
 
     def hashes(self) -> dict[str, Hashes]:
         """Hashes of the files that belong to the card, by name."""
-        found = {
+        hashes = {
             self.index_file: Hashes(self.index_sha256),
             LENGTHS: Hashes(self.lengths_sha256, self.lengths_xxh3),
         }
-        return found | ({} if self.labels_sha256 is None else {LABELS: Hashes(self.labels_sha256)})
+        return hashes | ({} if self.labels_sha256 is None else {LABELS: Hashes(self.labels_sha256)})
 
 
 class Hashes(NamedTuple):
@@ -148,8 +148,8 @@ def other_sha256(path: Path, expected: Hashes) -> str | None:
     """
     if expected.xxh3 is not None and read_once(path, file_xxh3) == expected.xxh3:
         return None
-    found = read_once(path, file_sha256)
-    return None if found == expected.sha256 else found
+    sha256 = read_once(path, file_sha256)
+    return None if sha256 == expected.sha256 else sha256
 
 
 def write_card(folder: str | Path, card: DatasetCard) -> None:
@@ -210,13 +210,13 @@ def parse_card(content: bytes, where: str) -> DatasetCard:
         DataError: it is not a card.
     """
     with os_errors_as(DataError, f"{where}: holds no dataset card", _REMEDY, ValueError):
-        found = parse_json(content)
-        if isinstance(found, dict) and found.get("schema", SCHEMA) != SCHEMA:
+        parsed = parse_json(content)
+        if isinstance(parsed, dict) and parsed.get("schema", SCHEMA) != SCHEMA:
             raise DataError(
-                f"{where}: schema {found['schema']!r}, this version reads {SCHEMA}. "
+                f"{where}: schema {parsed['schema']!r}, this version reads {SCHEMA}. "
                 "Prepare the data with this version, or train with the version that wrote it."
             )
-        card: DatasetCard = as_type(DatasetCard, found)
+        card: DatasetCard = as_type(DatasetCard, parsed)
         if card.index not in (None, ADOPTED_INDEX):
             raise ValueError(f"index: expected {ADOPTED_INDEX}, found {card.index[:40]!r}")
     return card

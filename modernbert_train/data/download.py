@@ -132,14 +132,14 @@ class Downloader:
 
     def _raise_if_final(self, name: str, error: Exception) -> None:
         """Raise an error that another attempt would not fix."""
-        where, found = f"{self.url}/{name}", f"{type(error).__name__}: {error}"
+        where, reason = f"{self.url}/{name}", f"{type(error).__name__}: {error}"
         # botocore's ClientError, which Streaming's downloader of gs:// hides behind a FileNotFoundError
         response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
         code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
         names = {kind.__name__ for kind in type(error).__mro__} | {str(code)}
         if names & _REFUSED or "Application Default Credentials" in str(error):
             raise ConfigError(
-                f"{where}: access refused ({code or found}). Give this machine credentials that may read it (for S3: "
+                f"{where}: access refused ({code or reason}). Give this machine credentials that may read it (for S3: "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a profile, and S3_ENDPOINT_URL for stores other than "
                 "AWS; for Google: GCS_KEY and GCS_SECRET), or correct the bucket's name."
             ) from None
@@ -155,7 +155,7 @@ class Downloader:
             ) from None
         if isinstance(error, ImportError) or "Unsupported remote path" in str(error):
             raise ConfigError(
-                f"{where}: Streaming cannot read from this store here ({found}). Install the package it names, or use "
+                f"{where}: Streaming cannot read from this store here ({reason}). Install the package it names, or use "
                 "a store that is supported: s3, gs, oci, azure, hf, dbfs, sftp."
             ) from None
 

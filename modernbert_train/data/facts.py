@@ -75,9 +75,9 @@ def read_facts(data: DataConfig) -> DataFacts:
         ConfigError, StorageError: a remote folder cannot be read.
     """
     vocabulary = read_vocabulary(data.tokenizer)
-    found = [read_folder(key, path, data) for key, path in named_folders(data)]
-    streams = dict(zip(data.all_streams, found, strict=False))  # the held-out text follows them
-    validation = found[-1] if data.validation is not None else None
+    folders = [read_folder(key, path, data) for key, path in named_folders(data)]
+    streams = dict(zip(data.all_streams, folders, strict=False))  # the held-out text follows them
+    validation = folders[-1] if data.validation is not None else None
     return DataFacts(vocabulary, streams, validation)
 
 

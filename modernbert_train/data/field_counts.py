@@ -80,10 +80,10 @@ class FieldCounts:
     def most(self, number: int) -> FieldCounts:
         """Return this many values with the most tokens; the rest is counted as other."""
         rows = self._sorted()
-        found = FieldCounts(dict(rows[:number]), self.missing, Amount(self.other.documents, self.other.tokens))
+        counts = FieldCounts(dict(rows[:number]), self.missing, Amount(self.other.documents, self.other.tokens))
         for _, amount in rows[number:]:
-            found.other.add(amount.documents, amount.tokens)
-        return found
+            counts.other.add(amount.documents, amount.tokens)
+        return counts
 
     def _sorted(self) -> list[tuple[str, Amount]]:
         return sorted(self.values.items(), key=lambda row: (-row[1].tokens, -row[1].documents, row[0]))

@@ -48,20 +48,20 @@ def data_fingerprint(facts: DataFacts) -> dict[str, str]:
     Raises:
         DataError: token counts cannot be read.
     """
-    roles, found = facts.vocabulary.roles, {"tokenizer": facts.vocabulary.sha256}
+    roles, fingerprint = facts.vocabulary.roles, {"tokenizer": facts.vocabulary.sha256}
     if any(roles[role] != CONVENTION[role] for role in NEEDED):  # stored next to tokenizer.json, not in it
-        found["roles of special tokens"] = sha256(repr([roles[role] for role in NEEDED]).encode()).hexdigest()
+        fingerprint["roles of special tokens"] = sha256(repr([roles[role] for role in NEEDED]).encode()).hexdigest()
     for name, folder in facts.streams.items():
         of = "" if folder.key == "data.train" else f" of {name}"
-        found |= {f"shards{of}": folder.card.index_sha256, f"lengths{of}": folder.card.lengths_sha256}
+        fingerprint |= {f"shards{of}": folder.card.index_sha256, f"lengths{of}": folder.card.lengths_sha256}
         if folder.card.labels_sha256 is not None:
-            found[f"labels{of}"] = folder.card.labels_sha256
+            fingerprint[f"labels{of}"] = folder.card.labels_sha256
         if (counts := folder.token_counts_sha256()) is not None:
-            found[f"{_COUNTS}{of}"] = counts
+            fingerprint[f"{_COUNTS}{of}"] = counts
     if facts.validation is not None:
         card = facts.validation.card
-        found |= {f"{_HELD_OUT} shards": card.index_sha256, f"{_HELD_OUT} lengths": card.lengths_sha256}
-    return found
+        fingerprint |= {f"{_HELD_OUT} shards": card.index_sha256, f"{_HELD_OUT} lengths": card.lengths_sha256}
+    return fingerprint
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
@@ -70,14 +70,14 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Diffe
     Parts that only influence figures may be added or removed, but not replaced. Checkpoints of earlier versions lack
     the hash of a teacher's configuration.
     """
-    found = [
+    changed = [
         Difference(name, there.get(name, "absent"), here.get(name, "absent"))
         for name in sorted(here.keys() | there.keys())
         if name != TEACHER_CONFIG or name in there
     ]
     return [
         each
-        for each in found
+        for each in changed
         if each.then != each.now and (each.is_trained_on or "absent" not in (each.then, each.now))
     ]
 

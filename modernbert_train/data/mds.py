@@ -161,8 +161,8 @@ class TokenShards:
         basename = stored(self._shards[shard])["basename"]
         return f"{self._home if self.remote is None else self.remote.url}/{basename}"
 
-    def _broken(self, shard: int, found: str) -> DataError:
-        return DataError(f"{self._name(shard)}: {found}. {REMEDY if self.remote is None else REMOTE_REMEDY}")
+    def _broken(self, shard: int, problem: str) -> DataError:
+        return DataError(f"{self._name(shard)}: {problem}. {REMEDY if self.remote is None else REMOTE_REMEDY}")
 
     @contextmanager
     def _breaking(self, shard: int, document: str = "") -> Iterator[None]:

@@ -120,16 +120,16 @@ class TokenStreams:
         labels = next((stream.shards.labels for stream in here if stream.shards.labels is not None), None)
         if labels is None:
             return None
-        found = []
+        arrays = []
         for chunk, (stream, number) in zip(chunks, places, strict=True):
             with named_stream(stream.name):
                 if stream.shards.labels is None:
                     raise DataError(f"{stream.shards.folder}: lacks labels, and other streams have them. Leave it out.")
-                found.append(stream.shards.labels.of(number, chunk))
-        if not found:
+                arrays.append(stream.shards.labels.of(number, chunk))
+        if not arrays:
             return labels.none()
-        widest = max(each.shape[-1] for each in found)  # for pairs, streams differ in their number of negatives
-        return np.concatenate([each if each.ndim == 1 else _widened(each, widest) for each in found])
+        widest = max(each.shape[-1] for each in arrays)  # for pairs, streams differ in their number of negatives
+        return np.concatenate([each if each.ndim == 1 else _widened(each, widest) for each in arrays])
 
     @property
     def shards(self) -> dict[str, TokenShards]:

@@ -51,8 +51,8 @@ def _highest(bits: Ints, max_need: int, words: int) -> int:
         return -1
     word = max_need >> 6
     # the bits up to `max_need`; for bit 63 the shift overflows to 0, and 0 - 1 has all bits set
-    found = bits[words + word] & ((2 << (max_need & 63)) - 1)
-    if found == 0:
+    bits_below = bits[words + word] & ((2 << (max_need & 63)) - 1)
+    if bits_below == 0:
         above = word >> 6
         some = bits[above] & ((1 << (word & 63)) - 1)
         while some == 0:
@@ -61,8 +61,8 @@ def _highest(bits: Ints, max_need: int, words: int) -> int:
                 return -1
             some = bits[above]
         word = (above << 6) + 63 - _leading_zeros(some)
-        found = bits[words + word]
-    return (word << 6) + 63 - _leading_zeros(found)
+        bits_below = bits[words + word]
+    return (word << 6) + 63 - _leading_zeros(bits_below)
 
 
 @_inline

@@ -157,9 +157,9 @@ def _check_cuts(packer: PackerState, streams: Mapping[str, ShuffledChunks], size
             )
 
 
-def _require_one_of(field: str, found: int, expected: Collection[int]) -> None:
-    if found not in expected:
-        raise ValueError(f"{field}: the run's phases allow {', '.join(map(str, sorted(expected)))}, found {found}")
+def _require_one_of(field: str, value: int, expected: Collection[int]) -> None:
+    if value not in expected:
+        raise ValueError(f"{field}: the run's phases allow {', '.join(map(str, sorted(expected)))}, found {value}")
 
 
 def _check_cursor(field: str, cursor: CursorState, chunks: ShuffledChunks) -> tuple[int, Ints]:

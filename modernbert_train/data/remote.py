@@ -163,17 +163,17 @@ class RemoteFolder:
         try:
             if size is not None and self.limit_bytes is not None:
                 self._reserve(partial / _RESERVED, size, self.limit_bytes)
-            found: str | None = None
+            problem: str | None = None
             for _ in range(2):
                 file = self._downloader.fetch(unquote(path.name), partial, size)
                 data = file.read_bytes()
-                found = fault(data)
-                if found is None:
+                problem = fault(data)
+                if problem is None:
                     with writing(self._root):
                         os.replace(file, path)
                     return data
                 file.unlink()
-            raise DataError(f"{self.url}/{unquote(path.name)}: {found}; fetched twice. {REMEDY}")
+            raise DataError(f"{self.url}/{unquote(path.name)}: {problem}; fetched twice. {REMEDY}")
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -249,15 +249,15 @@ def _nothing(data: bytes) -> None:
 
 
 def _wrong_sha256(expected: object, data: bytes) -> str | None:
-    found = hashlib.sha256(data).hexdigest()
-    return None if found == expected else f"sha256 {found[:12]}..., but {CARD} says {str(expected)[:12]}..."
+    sha256 = hashlib.sha256(data).hexdigest()
+    return None if sha256 == expected else f"sha256 {sha256[:12]}..., but {CARD} says {str(expected)[:12]}..."
 
 
 def _wrong_counts(tokens: int, data: bytes) -> str | None:
     import numpy as np  # here, so that local folders can be checked where there is no numpy
 
     try:
-        found = int(np.load(io.BytesIO(data), allow_pickle=False).sum())
+        counted = int(np.load(io.BytesIO(data), allow_pickle=False).sum())
     except (ValueError, EOFError, OSError, TypeError) as error:
         return f"cannot be read ({error})"
-    return None if found == tokens else f"counts {found} tokens, but {CARD} says {tokens}"
+    return None if counted == tokens else f"counts {counted} tokens, but {CARD} says {tokens}"

@@ -43,8 +43,8 @@ class ShardData(NamedTuple):
 
 def hash_of(algorithm: str, data: bytes) -> str:
     """Hash bytes by one of Streaming's algorithms. Raises ValueError for an unknown one."""
-    found: str = get_hash(algorithm, data)
-    return found
+    digest: str = get_hash(algorithm, data)
+    return digest
 
 
 def fault_of(shard: Mapping[str, Any], data: bytes) -> str | None:
@@ -55,8 +55,8 @@ def fault_of(shard: Mapping[str, Any], data: bytes) -> str | None:
     for algorithm, expected in list(info["hashes"].items())[:1]:
         if not is_hash(algorithm):
             return f"has a hash of an unknown kind in index.json: {algorithm}"
-        if (found := hash_of(algorithm, data)) != expected:
-            return f"is damaged: its {algorithm} is {found}, index.json says {expected}"
+        if (digest := hash_of(algorithm, data)) != expected:
+            return f"is damaged: its {algorithm} is {digest}, index.json says {expected}"
     return None
 
 

@@ -69,11 +69,11 @@ class ShardIndex(Sequence[dict[str, Any]]):
         wrong = (ValueError, KeyError, TypeError, AttributeError)
         with os_errors_as(DataError, f"{path}: not a readable MDS index", REMEDY, *wrong):
             shards = list(read_json(path, MAX_BYTES)["shards"])
-            found = np.array([self._row(shard) for shard in shards], np.int64).reshape(-1, 2)
+            rows = np.array([self._row(shard) for shard in shards], np.int64).reshape(-1, 2)
         if not shards:
             raise DataError(f"{path}: lists no shards. {REMEDY}")
         self._entries = [json.dumps(shard).encode() for shard in shards]
-        self.documents, self.bytes = found[:, 0].copy(), found[:, 1].copy()
+        self.documents, self.bytes = rows[:, 0].copy(), rows[:, 1].copy()
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -34,10 +34,10 @@ def check_shard_sizes(data: DataConfig, evals: Mapping[str, EvaluatorConfig]) ->
     """
     mistakes = []
     for folder in all_folders(data, evals):
-        if not is_in_store(folder) and (found := _wrong(folder)):
-            shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+        if not is_in_store(folder) and (wrong := _wrong(folder)):
+            shown = ", ".join(wrong[:_SHOWN]) + (", ..." if len(wrong) > _SHOWN else "")
             mistakes.append(
-                f"{folder.key}={folder.path}: {len(found):,} shards do not match the index: {shown}. {REMEDY}"
+                f"{folder.key}={folder.path}: {len(wrong):,} shards do not match the index: {shown}. {REMEDY}"
             )
     if mistakes:
         raise DataError("\n".join(mistakes))
@@ -49,10 +49,10 @@ def _wrong(folder: FolderFacts) -> list[str]:
     for shard in read_index(folder.local / card.index_file, card.column, nested=card.is_adopted):
         name, size = stored(shard)["basename"], stored(shard)["bytes"]
         try:
-            found = (home / name).stat().st_size
+            num_bytes = (home / name).stat().st_size
         except OSError as error:
             wrong.append(f"{name} ({error.strerror})")
         else:
-            if found != size:
-                wrong.append(f"{name} ({found:,} bytes, not {size:,})")
+            if num_bytes != size:
+                wrong.append(f"{name} ({num_bytes:,} bytes, not {size:,})")
     return wrong

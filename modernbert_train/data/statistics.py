@@ -98,8 +98,8 @@ def source_counts(source: dict[str, Any]) -> SourceCounts:
     written, dropped = source["written"].values(), dict(source["dropped"])
     documents, tokens = (sum(split[key] for split in written) for key in ("documents", "tokens"))
     duplicates, near = dropped.pop("duplicate", 0), dropped.pop("near_duplicate", 0)
-    found = (source["documents_read"], documents, tokens, duplicates, near, sum(dropped.values()))
-    return SourceCounts(*(as_type(Count, each) for each in found))
+    counts = (source["documents_read"], documents, tokens, duplicates, near, sum(dropped.values()))
+    return SourceCounts(*(as_type(Count, each) for each in counts))
 
 
 def run_statistics(facts: DataFacts) -> RunStatistics:
@@ -120,10 +120,10 @@ def _folder_statistics(folder: FolderFacts) -> FolderStatistics:
 
 def prompts_of(run: Path) -> dict[str, str] | None:
     """Return the prompts of a run's queries and documents; None without any, or if streams differ."""
-    found: RunStatistics | None = None
+    statistics: RunStatistics | None = None
     with suppress(OSError, ValueError):  # of an earlier version, or damaged
-        found = as_type(RunStatistics, read_json(run / DATA))
-    prompts = [] if found is None else [stream.prompts for stream in found.streams.values() if stream.prompts]
+        statistics = as_type(RunStatistics, read_json(run / DATA))
+    prompts = [] if statistics is None else [stream.prompts for stream in statistics.streams.values() if stream.prompts]
     return prompts[0] if prompts and all(each == prompts[0] for each in prompts) else None
 
 

@@ -36,9 +36,11 @@ class TokenCounts:
         counts = load_array(self.path, "Prepare the data again.")
         sound = isinstance(counts, np.ndarray) and counts.ndim == 1 and counts.dtype.kind in "iu"
         if not sound or len(counts) > vocab_size or (counts.min(initial=0) < 0) or int(counts.sum()) != self.tokens:
-            found = f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "not a row of whole numbers"
+            content = (
+                f"{int(counts.sum()):,} tokens over {len(counts):,} ids" if sound else "not a row of whole numbers"
+            )
             raise DataError(
-                f"{self.path}: holds {found}; the card next to it says {self.tokens:,} tokens, model.vocab_size is "
+                f"{self.path}: holds {content}; the card next to it says {self.tokens:,} tokens, model.vocab_size is "
                 f"{vocab_size:,}. Restore it from a copy, or prepare the data again."
             )
         return counts.astype(np.float64)

@@ -37,8 +37,8 @@ def require_agreement(keys: Mapping[str, object], plugins: list[str], fingerprin
     here = identity(keys, plugins, fingerprint)
     # hashes first: a thousand ranks that agree need not exchange a thousand lists
     if len(set(gather_from_all(hashlib.sha256(repr(sorted(here.items())).encode()).hexdigest()))) > 1:
-        found = gather_from_all((socket.gethostname(), here))
-        table = disagreement([host for host, _ in found], [values for _, values in found])
+        gathered = gather_from_all((socket.gethostname(), here))
+        table = disagreement([host for host, _ in gathered], [values for _, values in gathered])
         raise ConfigError(
             f"the ranks differ, and must all run the same:\n{table}\nBring the machines to the same state, and start "
             "the same command on each."
@@ -48,19 +48,19 @@ def require_agreement(keys: Mapping[str, object], plugins: list[str], fingerprin
 def identity(keys: Mapping[str, object], plugins: list[str], fingerprint: Mapping[str, str]) -> dict[str, str]:
     """Return everything that must be equal on every rank, by name; see `require_agreement`."""
     shared = {key: str(value) for key, value in keys.items() if not may("local", RunConfig, key)}
-    found = {name: library_version(name) for name in _PACKAGES}
-    found |= {f"plugin {name}": version for name, version in versions(plugins).items()}
+    packages = {name: library_version(name) for name in _PACKAGES}
+    packages |= {f"plugin {name}": version for name, version in versions(plugins).items()}
     data = {f"hash of {name}": text[:12] for name, text in fingerprint.items()}
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"code": code_hash()[:12], "python": python, **found, **data, **shared}
+    return {"code": code_hash()[:12], "python": python, **packages, **data, **shared}
 
 
 def code_hash() -> str:
     """Return a hash of every module of this package; it changes when a checkout is edited."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
-        found.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
-    return found.hexdigest()
+        sha256.update(f"{path.relative_to(PACKAGE)}\n".encode() + path.read_bytes())
+    return sha256.hexdigest()
 
 
 def disagreement(hosts: Sequence[str], identities: Sequence[Mapping[str, str]]) -> str:

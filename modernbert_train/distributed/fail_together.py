@@ -269,12 +269,12 @@ def holds_store(rank: int) -> bool:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and its causes."""
-    found: BaseException | None = error
+    cause: BaseException | None = error
     seen: set[int] = set()
-    while found is not None and id(found) not in seen:
-        yield found
-        seen.add(id(found))
-        found = found.__cause__ or found.__context__
+    while cause is not None and id(cause) not in seen:
+        yield cause
+        seen.add(id(cause))
+        cause = cause.__cause__ or cause.__context__
 
 
 def _says(error: BaseException, *words: str) -> bool:

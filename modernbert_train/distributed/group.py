@@ -225,11 +225,11 @@ def on_rank_zero_slowly(do: Callable[[], T]) -> T:
 
 def gather_from_all(value: T) -> list[T]:
     """Return the values of all ranks, ordered by rank, on every rank."""
-    found: list[Any] = [value] * num_ranks()
+    values: list[Any] = [value] * num_ranks()
     if num_ranks() > 1:
         post_heartbeat("an exchange of all ranks")
-        dist.all_gather_object(found, value)
-    return found
+        dist.all_gather_object(values, value)
+    return values
 
 
 def sum_over_ranks(values: Tensor) -> None:
@@ -279,9 +279,9 @@ def rows_of_all(rows_ND: Tensor, about: T) -> tuple[Tensor, list[T], slice]:
     post_heartbeat("the rows of all ranks")
     padded = rows_ND.new_zeros(max(counts), *rows_ND.shape[1:])
     padded[: len(rows_ND)] = rows_ND
-    found = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(found, padded)
-    return torch.cat([rows[:count] for rows, count in zip(found, counts, strict=True)]), known, own
+    gathered = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(gathered, padded)
+    return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)]), known, own
 
 
 def wait_for_all() -> None:

@@ -159,16 +159,16 @@ class Heartbeat:
 
     def _who_holds_up(self, seconds: float) -> Verdict | None:
         """Return the rank this one has been waiting for longer than the timeout, if any."""
-        found = self.behind()
-        if found is not None and seconds <= _patience:
+        behind = self.behind()
+        if behind is not None and seconds <= _patience:
             return None
-        found = self._stuck_gpu(found) or found
-        if found is None:
+        behind = self._stuck_gpu(behind) or behind
+        if behind is None:
             return self._not_connected() if _activity[1] == CONNECTING else None
         # a rank that waits for a silent one has the same progress as that one
         silent = self._silent_rank(SILENT_SECONDS)
         if silent is None:
-            return found
+            return behind
         rank, beat = silent
         return self._gone(rank, beat) if self._has_ended(beat) else Verdict(rank, _host(beat), self._silent_text())
 
@@ -235,8 +235,8 @@ class Heartbeat:
 
     def silent(self, seconds: float) -> Verdict | None:
         """Listen to all ranks for some seconds while writing; return the first that has ended or stayed silent."""
-        found = self._silent_rank(seconds)
-        return found and self._gone(*found)
+        silent_rank = self._silent_rank(seconds)
+        return silent_rank and self._gone(*silent_rank)
 
     def _silent_rank(self, seconds: float) -> tuple[int, Beat | None] | None:
         ranks = list(range(self._num_ranks))
@@ -290,9 +290,9 @@ class Heartbeat:
         )
 
     def _read(self, ranks: list[int]) -> list[Beat | None]:
-        found = self._read_all(list(dict.fromkeys([0, *ranks])) if self._last_of_first is None else ranks)
-        self._last_of_first = found.get(0) or self._last_of_first
-        return [found[rank] for rank in ranks]
+        beats = self._read_all(list(dict.fromkeys([0, *ranks])) if self._last_of_first is None else ranks)
+        self._last_of_first = beats.get(0) or self._last_of_first
+        return [beats[rank] for rank in ranks]
 
     def _read_all(self, ranks: list[int]) -> dict[int, Beat | None]:
         keys = [f"{_KEY}/{rank}" for rank in ranks]

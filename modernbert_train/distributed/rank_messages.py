@@ -54,7 +54,7 @@ class Mailbox:
         while not self._ask(lambda: self._store.check(names)):
             if time.monotonic() > deadline:
                 there = [self._ask(partial(self._store.check, [name])) for name in names]
-                raise TimeoutError([key for key, found in zip(keys, there, strict=True) if not found])
+                raise TimeoutError([key for key, arrived in zip(keys, there, strict=True) if not arrived])
             on_poll()
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_SECONDS)

@@ -30,12 +30,12 @@ def read_once_per_node(ask: Callable[[], T], *reads: Callable[[Path], Any]) -> T
     Raises:
         RunError: `ask` raises it, on the ranks where it does.
     """
-    found: list[list[tuple[str, tuple[int, ...], Any]]] = []
+    cached: list[list[tuple[str, tuple[int, ...], Any]]] = []
     if local_rank() == 0:
         with asked_for() as paths, suppress(RunError):  # every rank raises it below
             ask()
-        found = [known(read, paths) for read in reads]
-    with _small(pickle.dumps(found)) as message:
+        cached = [known(read, paths) for read in reads]
+    with _small(pickle.dumps(cached)) as message:
         messages = gather_from_all(message)
         mine = messages[this_rank() - local_rank()]
         if local_rank() != 0:

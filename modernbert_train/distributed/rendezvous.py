@@ -26,14 +26,14 @@ Found = Literal["nothing", "store", "other"]
 def who_listens(host: str, port: int) -> Found:
     """Return whether nothing, a store, or some other server listens at an address."""
     nonce = struct.pack("=I", os.getpid())
-    found: Found = "nothing"
+    listener: Found = "nothing"
     with suppress(OSError), socket.create_connection((host, port), timeout=ANSWER_SECONDS) as connection:
-        found = "other"
+        listener = "other"
         connection.sendall(struct.pack("=BI", _VALIDATE, _MAGIC) + struct.pack("=B", _PING) + nonce)
         with connection.makefile("rb") as answers:
             if answers.read(len(nonce)) == nonce:
-                found = "store"
-    return found
+                listener = "store"
+    return listener
 
 
 def wait_for_store(host: str, port: int, seconds: float, tell: Callable[[str], None]) -> None:
@@ -49,11 +49,11 @@ def wait_for_store(host: str, port: int, seconds: float, tell: Callable[[str], N
     """
     deadline = time.monotonic() + seconds
     reported = None
-    while (found := who_listens(host, port)) != "store":
-        problem = "something else has the port" if found == "other" else "nothing answers"
+    while (listener := who_listens(host, port)) != "store":
+        problem = "something else has the port" if listener == "other" else "nothing answers"
         if time.monotonic() > deadline:
             raise TimeoutError(f"{host}:{port}: {problem} for {round(seconds, 1):g} s")
-        if reported != found:
+        if reported != listener:
             tell(f"waiting for {host}:{port}: {problem}")
-            reported = found
+            reported = listener
         time.sleep(LOOK_SECONDS)

@@ -83,14 +83,14 @@ def environments(
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")][:gpus] if visible else [str(index) for index in range(gpus)]
-    found = []
+    environments_of_jobs = []
     for slot in range(places):
         own = dict(environment)
         own.setdefault("OMP_NUM_THREADS", str(max(1, cores // (places * ranks))))
         if gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(names[(slot * ranks + rank) % gpus] for rank in range(ranks))
-        found.append(own)
-    return found
+        environments_of_jobs.append(own)
+    return environments_of_jobs
 
 
 def start(

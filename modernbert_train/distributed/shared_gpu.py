@@ -76,9 +76,9 @@ def claim_gpu(store: Any, rank: int, gpu: str, nccl_version: Callable[[], Sequen
             f"share a GPU all the same, for a trial of the collectives, set {HOST_ID}={SHARED}."
         )
     if not given and tuple(version := nccl_version())[:2] < ENABLED_FROM:
-        found = ".".join(map(str, version))
+        installed = ".".join(map(str, version))
         raise ConfigError(
-            f"{here}, and {ENABLE}=1 is read from NCCL {'.'.join(map(str, ENABLED_FROM))} on; this is {found}. Set "
+            f"{here}, and {ENABLE}=1 is read from NCCL {'.'.join(map(str, ENABLED_FROM))} on; this is {installed}. Set "
             f"{HOST_ID}={SHARED} instead, which every NCCL takes."
         )
     if store.compare_set("gpu-shared", "", mine).decode() == mine:

@@ -106,7 +106,7 @@ def _devices(wanted: str, root: Path) -> tuple[str, list[str]]:
     chosen = [name for name in names if _is_chosen(name, wanted)]
     if not chosen:
         return f"NCCL_IB_HCA={wanted} leaves none of {', '.join(names)}", []
-    found, reasons = [], []
+    devices, reasons = [], []
     for name in chosen:
         ports = sorted((folder / name / "ports").glob("*"))
         active = [port for port in ports if "ACTIVE" in _line(port / "state")]
@@ -117,8 +117,8 @@ def _devices(wanted: str, root: Path) -> tuple[str, list[str]]:
             reasons.append(f"{name} lacks a file in /dev/infiniband that this user may open")
         else:
             kind = "RoCE" if _line(active[0] / "link_layer") == "Ethernet" else "InfiniBand"
-            found.append(f"{name} ({kind}, {_line(active[0] / 'rate') or 'unknown rate'})")
-    return "; ".join(reasons), found
+            devices.append(f"{name} ({kind}, {_line(active[0] / 'rate') or 'unknown rate'})")
+    return "; ".join(reasons), devices
 
 
 def _is_chosen(name: str, wanted: str) -> bool:

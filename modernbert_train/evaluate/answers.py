@@ -58,10 +58,10 @@ def predicted_answers(
             null_score = null if null_score is None else min(null, null_score)
             at += text["question_tokens"] + 2
             own = [np.asarray(text[key][first : first + number]) for key in ("starts", "ends")]
-            found = _best_span(logits_T2[at : at + number], own[0], own[1], objective.max_answer_tokens)
+            span = _best_span(logits_T2[at : at + number], own[0], own[1], objective.max_answer_tokens)
             at += number + 1
-            if found is not None and (best.score is None or found[2] > best.score):
-                start, end, score = int(own[0][found[0]]), int(own[1][found[1]]), found[2]
+            if span is not None and (best.score is None or span[2] > best.score):
+                start, end, score = int(own[0][span[0]]), int(own[1][span[1]]), span[2]
                 chosen = text["context"][start:end]
                 best = PredictedAnswer(chosen.strip(), start + len(chosen) - len(chosen.lstrip()), score, None)
         best = best._replace(null_score=null_score)
@@ -75,14 +75,14 @@ def _best_span(
     logits_N2: NDArray[Any], starts_N: NDArray[Any], ends_N: NDArray[Any], max_span_tokens: int
 ) -> tuple[int, int, float] | None:
     """Return first and last token and score of the likeliest span that holds a character; the first of ties."""
-    found: tuple[int, int, float] | None = None
+    best: tuple[int, int, float] | None = None
     for longer in range(min(max_span_tokens, len(logits_N2))):
         upto = len(logits_N2) - longer
         sums = np.where(ends_N[longer:] > starts_N[:upto], logits_N2[:upto, 0] + logits_N2[longer:, 1], -np.inf)
         start = int(sums.argmax())
-        if sums[start] > (-np.inf if found is None else found[2]):
-            found = start, start + longer, float(sums[start])
-    return found
+        if sums[start] > (-np.inf if best is None else best[2]):
+            best = start, start + longer, float(sums[start])
+    return best
 
 
 def normalised(text: str) -> list[str]:

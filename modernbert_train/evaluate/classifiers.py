@@ -53,9 +53,9 @@ def linear(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link)
                 fit = F.cross_entropy(outputs_LC, targets_LC.argmax(dim=1))
             else:  # one regression for each class
                 fit = F.binary_cross_entropy_with_logits(outputs_LC, targets_LC, reduction="sum") / len(input_LD)
-            found = fit + weight_CD.square().sum() / (2 * len(input_LD))
-            found.backward()
-            return found
+            objective = fit + weight_CD.square().sum() / (2 * len(input_LD))
+            objective.backward()
+            return objective
 
         optimizer.step(loss)
     with torch.no_grad():
@@ -65,8 +65,8 @@ def linear(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link)
 def nearest(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link) -> Tensor:
     """Predict the label of the nearest text by cosine, the first of ties. Arguments as `linear`."""
     learned_DL = F.normalize(learned_LD, dim=1).T
-    found = [(F.normalize(part, dim=1) @ learned_DL).argmax(dim=1) for part in texts_ND.split(_BLOCK)]
-    return targets_LC[torch.cat(found)] - _BETWEEN[link]
+    nearest_of = [(F.normalize(part, dim=1) @ learned_DL).argmax(dim=1) for part in texts_ND.split(_BLOCK)]
+    return targets_LC[torch.cat(nearest_of)] - _BETWEEN[link]
 
 
 def majority(learned_LD: Tensor, targets_LC: Tensor, texts_ND: Tensor, link: Link) -> Tensor:

@@ -73,8 +73,8 @@ def embed_file(
         with _WRITERS[out.suffix](file, total, width, dtype) as write:
             for part in _parts(_texts_of(texts, column)):
                 ids = encoder.token_ids(part)
-                found = encoder.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision)
-                write(found.numpy().astype(dtype))
+                vectors = encoder.embed_ids(ids, pooling=pooling, batch_tokens=batch_tokens, precision=precision)
+                write(vectors.numpy().astype(dtype))
                 tokens += sum(min(len(each), room) + 2 for each in ids)
                 cut += sum(len(each) > room for each in ids)
                 counting.add(len(part))

@@ -153,27 +153,27 @@ class Validation:
             with torch.autocast(device.type, torch.bfloat16, enabled=compute.bf16):
                 if samples is not None and this_rank() == 0 and first and not plan.objective.compares:
                     with samples.watching(model, batch, plan.row_tokens) as self.samples:
-                        found: Sums = model(moved, figures=True)
+                        losses: Sums = model(moved, figures=True)
                 else:
-                    found = model(moved, figures=True)
+                    losses = model(moved, figures=True)
             first = False
             for term in plan.objective.terms:
                 counts[term] += batch.counts[term]
-            if found.vectors is not None:
+            if losses.vectors is not None:
                 from modernbert_train.models.contrastive import Texts, rows_of
 
                 settings = cast(ContrastiveConfig, plan.objective)
                 texts.append(Texts.of(batch, settings))
-                vectors.append(found.vectors.index_select(0, rows_of(batch, settings).to(device)))
-                scale = found.scale
+                vectors.append(losses.vectors.index_select(0, rows_of(batch, settings).to(device)))
+                scale = losses.scale
                 continue
             labels_M = moved.targets[LABELS]
             labels_P = labels_M[labels_M != IGNORED_LABEL]
             sums["unigram/loss"] -= log_probability_V[labels_P].sum().double()
             sums["unigram/hits"] += (labels_P == self._unigram.most_frequent).sum()
             for term in plan.objective.terms:
-                sums[f"{term}/loss"] += found.losses[term].double()
-            for name, figure in found.figures.items():
+                sums[f"{term}/loss"] += losses.losses[term].double()
+            for name, figure in losses.figures.items():
                 sums[name] += figure
         if plan.objective.compares:
             for name, each in _compared(vectors, texts, cast(ContrastiveConfig, plan.objective), scale).items():
@@ -213,12 +213,12 @@ def _compared(
 
     all_VW, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
     everyone = Texts.joined(known)
-    found = compare(all_VW, everyone, own, settings, backward=False, scale=scale)
-    candidates, queries = len(everyone) - everyone.num_queries, len(found.losses_Q)
-    loss = found.losses_Q.double().sum()
+    compared = compare(all_VW, everyone, own, settings, backward=False, scale=scale)
+    candidates, queries = len(everyone) - everyone.num_queries, len(compared.losses_Q)
+    loss = compared.losses_Q.double().sum()
     return {
         "contrastive/loss": loss,
-        "contrastive/hits": found.hits.double(),
+        "contrastive/hits": compared.hits.double(),
         "unigram/loss": torch.full_like(loss, queries * math.log(max(1, candidates))),
         "unigram/hits": torch.full_like(loss, queries / max(1, candidates)),
         **({} if scale is None else {TEMPERATURE: queries / scale[0].double()}),

@@ -37,12 +37,12 @@ class HeldoutStream:
 
     def __call__(self, model: OnEncoder, now: Position, compute: Compute) -> dict[str, float]:
         """Return `loss` and `accuracy` with unigram baselines, the objective's other figures, and `num_predicted`."""
-        found = self._validation.evaluate(model, now, compute)
+        result = self._validation.evaluate(model, now, compute)
         return {
-            "loss": found.loss,
-            "accuracy": found.accuracy,
-            **found.figures,
-            f"{BASELINE}loss": found.unigram_loss,
-            f"{BASELINE}accuracy": found.unigram_accuracy,
-            f"{COUNT}predicted": float(found.predicted),
+            "loss": result.loss,
+            "accuracy": result.accuracy,
+            **result.figures,
+            f"{BASELINE}loss": result.unigram_loss,
+            f"{BASELINE}accuracy": result.unigram_accuracy,
+            f"{COUNT}predicted": float(result.predicted),
         }

@@ -85,8 +85,8 @@ class LoadedEncoder:
         """Return the ids of each text, without special tokens and uncut."""
         import numpy as np
 
-        found = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        return [np.asarray(each.ids, dtype=np.int32) for each in found]
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [np.asarray(each.ids, dtype=np.int32) for each in encodings]
 
     def embed_ids(
         self,

@@ -115,10 +115,10 @@ def class_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[str
     predicted_N, labels_N = logits_NL.argmax(dim=1), torch.from_numpy(labels).long()
     known_N = labels_N < logits_NL.shape[1]
     loss = float(F.cross_entropy(logits_NL[known_N].double(), labels_N[known_N]))
-    found = {name: OF_CLASSES[name](predicted_N, labels_N) for name in metrics}
-    if "accuracy" in found:
-        found[f"{BASELINE}accuracy"] = float(torch.bincount(labels_N).max()) / len(labels_N)
-    return {"loss": loss, **finite(logits_NL, found)}
+    figures = {name: OF_CLASSES[name](predicted_N, labels_N) for name in metrics}
+    if "accuracy" in figures:
+        figures[f"{BASELINE}accuracy"] = float(torch.bincount(labels_N).max()) / len(labels_N)
+    return {"loss": loss, **finite(logits_NL, figures)}
 
 
 def several_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[str]) -> dict[str, float]:
@@ -184,18 +184,18 @@ def spans(tags: Tags) -> list[Span]:
 
     B and S begin one, and so does I or E that continues none of its type; E and S end one.
     """
-    found, first, open_kind = [], 0, ""
+    entities, first, open_kind = [], 0, ""
     for index, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
         if open_kind and (prefix in "BSO" or kind != open_kind):
-            found.append(Span(open_kind, first, index))
+            entities.append(Span(open_kind, first, index))
             open_kind = ""
         if prefix != "O" and not open_kind:
             first, open_kind = index, kind
         if open_kind and prefix in "ES":
-            found.append(Span(open_kind, first, index + 1))
+            entities.append(Span(open_kind, first, index + 1))
             open_kind = ""
-    return found
+    return entities
 
 
 def entity_figures(predicted: Sequence[Tags], labels: Sequence[Tags]) -> dict[str, float]:

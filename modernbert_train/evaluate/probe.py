@@ -80,12 +80,12 @@ class Probe:
         classifiers = {"": CLASSIFIERS[self._settings.classifier]}
         if self._kind.link != "identity":  # a constant score correlates with nothing
             classifiers[BASELINE] = majority
-        found: dict[str, float] = {}
+        figures_by_name: dict[str, float] = {}
         for prefix, classify in classifiers.items():
             outputs_NC = self._predict(classify, embeddings_ND if not prefix else torch.zeros_like(embeddings_ND))
             figures = self._kind.figures(Outputs(outputs_NC[predicted], labels, [1] * len(labels), None, scored))
-            found |= {f"{prefix}{name}": figures[name] for name in metrics}
-        return found | {"num_texts": float(len(labels))}
+            figures_by_name |= {f"{prefix}{name}": figures[name] for name in metrics}
+        return figures_by_name | {"num_texts": float(len(labels))}
 
     def _predict(self, classify: Classify, embeddings_ND: torch.Tensor) -> torch.Tensor:
         """Return each text's outputs of a classifier trained on the other parts; NaN without finite embeddings."""

@@ -75,8 +75,8 @@ def read_texts(key: str, settings: ProbeConfig) -> ProbeTexts:
         text_columns=settings.text_columns,
         label_column=settings.label_column,
     )
-    found = {name: _drawn(f"{key}.{name}", file, task, settings) for name, file in files.items()}
-    splits = {name: split for name, (split, _) in found.items()}
+    drawn = {name: _drawn(f"{key}.{name}", file, task, settings) for name, file in files.items()}
+    splits = {name: split for name, (split, _) in drawn.items()}
     kind, learned = kind_of(task.kind), splits[TRAIN]
     labels = kind.numbers(task, splits)
     if labels.unseen:
@@ -103,7 +103,7 @@ def read_texts(key: str, settings: ProbeConfig) -> ProbeTexts:
     whole = replace(learned, examples=[example for split in splits.values() for example in split.examples])
     together = [value for name in splits for value in labels.values[name]]
     return ProbeTexts(
-        task, whole, replace(labels, values={TRAIN: together}), parts_N, sum(empty for _, empty in found.values())
+        task, whole, replace(labels, values={TRAIN: together}), parts_N, sum(empty for _, empty in drawn.values())
     )
 
 
@@ -120,9 +120,9 @@ def _require_two(key: str, split: Split, labels: Labels) -> None:
 def _drawn(key: str, file: str, task: TaskConfig, settings: ProbeConfig) -> tuple[Split, int]:
     """Draw texts of a file, in their order, and count the empty ones."""
     read = read_file(key, Path(file), task, source=f"{key}={file}")
-    found = [each for each in read.examples if any(text.strip() for text in each.texts)]
-    empty = len(read.examples) - len(found)
-    if settings.max_examples is not None and len(found) > settings.max_examples:
-        order = permutation(len(found), derive(settings.seed, _DRAWN))
-        found = [found[number] for number in np.sort(order[: settings.max_examples])]
-    return replace(read, examples=found), empty
+    with_text = [each for each in read.examples if any(text.strip() for text in each.texts)]
+    empty = len(read.examples) - len(with_text)
+    if settings.max_examples is not None and len(with_text) > settings.max_examples:
+        order = permutation(len(with_text), derive(settings.seed, _DRAWN))
+        with_text = [with_text[number] for number in np.sort(order[: settings.max_examples])]
+    return replace(read, examples=with_text), empty

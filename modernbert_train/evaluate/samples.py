@@ -54,17 +54,17 @@ class Samples:
             batch: on the host, as the model will get it.
             row_tokens: length of a row; only the first row is sampled.
         """
-        found: list[dict[str, Any]] = []
+        samples: list[dict[str, Any]] = []
         predicts = {POSITIONS, LABELS} <= set(batch.targets) and batch.packed.ranks_T is None
 
         def take(module: nn.Module, given: Any, logits_MV: Tensor) -> None:
-            if not found:
-                found.extend(self._texts(batch, logits_MV, row_tokens))
+            if not samples:
+                samples.extend(self._texts(batch, logits_MV, row_tokens))
 
         decoders = [module for name, module in model.named_modules() if name.split(".")[-1] == "decoder"]
         hooks = [decoder.register_forward_hook(take) for decoder in decoders] if predicts else []
         try:
-            yield found
+            yield samples
         finally:
             for hook in hooks:
                 hook.remove()
@@ -115,12 +115,12 @@ class Samples:
             for first, last in pairwise(boundaries)
             if first < last and first < row_tokens and ids_T[first] != self._pad_id
         ]
-        found = [
+        windows = [
             (part, start, min(start + WINDOW, last))
             for first, last in texts
             for part, start in enumerate(range(first, last, WINDOW))
         ]
-        return [(start, last) for _, start, last in sorted(found)]
+        return [(start, last) for _, start, last in sorted(windows)]
 
 
 def _spread(places: list[int], causal: bool) -> list[int]:

@@ -75,14 +75,14 @@ class Places:
         rows_P: of `distance_rows`, on the host.
         reachable: rows of the table that distances in the microbatch can have.
         row_of_P: for each distance, its row within `reachable`, on the device.
-        found: cache: first token of a sequence -> the result of `of`.
+        cache: first token of a sequence -> the result of `of`.
     """
 
     position_ids_T: Tensor
     rows_P: Tensor
     reachable: slice
     row_of_P: Tensor
-    found: dict[int, tuple[slice, Tensor]] = field(default_factory=dict)
+    cache: dict[int, tuple[slice, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def within(cls, position_ids_T: Tensor, rows_P: Tensor) -> Places:
@@ -93,15 +93,15 @@ class Places:
 
     def of(self, start: int, end: int) -> tuple[slice, Tensor]:
         """Return the table's rows that distances in a sequence can have, and for each pair its row among these."""
-        if start not in self.found:
+        if start not in self.cache:
             middle = len(self.rows_P) // 2
             reach = min(end - start - 1, middle)  # query tokens reuse positions of others: they do not add distances
             rows = self.rows_P[middle - reach : middle + reach + 1]
             first, last = int(rows[0]), int(rows[-1])
             positions = self.position_ids_T[start:end]
             by_distance = (rows - first).to(positions.device, non_blocking=True)
-            self.found[start] = slice(first, last + 1), by_distance[positions[:, None] - positions + reach]
-        return self.found[start]
+            self.cache[start] = slice(first, last + 1), by_distance[positions[:, None] - positions + reach]
+        return self.cache[start]
 
 
 @dataclass(frozen=True)

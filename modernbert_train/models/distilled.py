@@ -178,8 +178,8 @@ class Distilled(ForMaskedLM):
         chunk = max(1, self.logit_chunk(compute_dtype(hidden_MD), on_gpu=hidden_MD.is_cuda) // 2)
         step = partial(self._step, teacher=teacher, read_ME=read_ME)
         weight_VD, bias_V, cast_VD = self.decoder.weight, self.decoder.bias, self.decoder.cast
-        found, _ = ChunkedLoss.apply(hidden_MD, weight_VD, bias_V, place_M, None, 0.0, chunk, step, cast_VD)
-        divergence: Tensor = found
+        loss_sum, _ = ChunkedLoss.apply(hidden_MD, weight_VD, bias_V, place_M, None, 0.0, chunk, step, cast_VD)
+        divergence: Tensor = loss_sum
         return divergence
 
     def _step(
@@ -202,12 +202,12 @@ class Distilled(ForMaskedLM):
         """Return `cosine` and `mse`, in fp32, over tokens that are not pads, and `pooled` over their sequences."""
         real_T = batch.targets[TOKENS].bool()
         ours_TE = (self.projection(hidden_TD) if self.objective.projected_width is not None else hidden_TD).float()
-        theirs_TE, found = teacher_TE.float(), {}
+        theirs_TE, losses = teacher_TE.float(), {}
         if self.objective.cosine_weight:
-            found["cosine"] = 1 - F.cosine_similarity(ours_TE, theirs_TE, dim=-1)
+            losses["cosine"] = 1 - F.cosine_similarity(ours_TE, theirs_TE, dim=-1)
         if self.objective.mse_weight:
-            found["mse"] = (ours_TE - theirs_TE).square().mean(dim=-1)
-        sums = {term: each_T.masked_fill(~real_T, 0.0).sum() for term, each_T in found.items()}
+            losses["mse"] = (ours_TE - theirs_TE).square().mean(dim=-1)
+        sums = {term: each_T.masked_fill(~real_T, 0.0).sum() for term, each_T in losses.items()}
         if self.objective.pooled_weight:
             # the cosine of sums equals the cosine of means; sums over pads or no tokens are 0 and masked below
             lengths_S = batch.packed.cu_seqlens_S.diff().long()

@@ -85,8 +85,8 @@ class _MaxSim(torch.autograd.Function):
             for part in _parts(len(tokens_A), at_once):
                 products_SBL = vectors_VW[tokens_A[part]] @ documents_BLW.flatten(0, 1).T
                 products_SBL = products_SBL.unflatten(1, real_BL.shape).masked_fill_(~real_BL, float("-inf"))
-                found = products_SBL.max(dim=2)
-                best_AC[part, places_B], which_AC[part, places_B] = found.values, found.indices.int()
+                best = products_SBL.max(dim=2)
+                best_AC[part, places_B], which_AC[part, places_B] = best.values, best.indices.int()
         ctx.save_for_backward(vectors_VW, tokens_A, lengths_R, which_AC)
         ctx.blocks = blocks
         return torch.segment_reduce(best_AC, "sum", lengths=lengths_R, axis=0, unsafe=True)

@@ -47,5 +47,5 @@ class WithOrder(ForMaskedLM):
         labels_P = batch.targets[ORDER]
         logits_P2 = self.pair_head(hidden_TD.index_select(0, batch.targets[PAIRS])).float()
         loss = F.cross_entropy(logits_P2, labels_P, ignore_index=IGNORED_LABEL, reduction="sum")
-        found = {"sop/hits": (logits_P2.argmax(dim=-1) == labels_P).sum()} if figures else {}
-        return Sums({**tokens.losses, "sop": loss}, {**tokens.figures, **found})
+        hits = {"sop/hits": (logits_P2.argmax(dim=-1) == labels_P).sum()} if figures else {}
+        return Sums({**tokens.losses, "sop": loss}, {**tokens.figures, **hits})

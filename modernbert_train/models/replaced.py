@@ -217,8 +217,8 @@ class ForReplacedTokens(Discriminator):
         losses = {**tokens.losses, "rtd": losses_T.masked_fill(~is_token_T, 0.0).sum()}
         if not figures:
             return Sums(losses, {})
-        found = {"rtd/hits": ((logits_T > 0) == replaced_T) & is_token_T, "rtd/replaced": replaced_T & is_token_T}
-        return Sums(losses, {**tokens.figures, **{name: each_T.sum() for name, each_T in found.items()}})
+        counted = {"rtd/hits": ((logits_T > 0) == replaced_T) & is_token_T, "rtd/replaced": replaced_T & is_token_T}
+        return Sums(losses, {**tokens.figures, **{name: each_T.sum() for name, each_T in counted.items()}})
 
 
 class ForReplacedAndMasked(ForReplacedTokens):

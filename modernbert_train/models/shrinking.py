@@ -121,7 +121,7 @@ def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
     To find which dimensions run over channels and which over hidden units, change one size at a time and compare the
     shapes. Stacked matrices lie one after the other.
     """
-    found: dict[str, dict[int, Tensor]] = {}
+    kept: dict[str, dict[int, Tensor]] = {}
     width: dict[str, Any] = {"hidden_size": new.hidden_size, "num_heads": new.num_heads}
     before = shapes_of(old, MaskedLmConfig())
     inner: dict[str, Any] = {"intermediate_size": new.intermediate_size}
@@ -137,13 +137,13 @@ def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
                     continue
                 parts = many // there
                 if parts * there == many:
-                    found.setdefault(name, {})[dim] = torch.cat([index + part * there for part in range(parts)])
+                    kept.setdefault(name, {})[dim] = torch.cat([index + part * there for part in range(parts)])
                 else:
                     assert many == old.num_heads, f"{name}: {many} is no multiple of {key}"
-                    found.setdefault(name, {})[dim] = evenly(many, few)
-    if EMBEDDING in found:
-        found.setdefault(DECODER, found[EMBEDDING])  # used if `weights` holds the tied decoder
-    return found
+                    kept.setdefault(name, {})[dim] = evenly(many, few)
+    if EMBEDDING in kept:
+        kept.setdefault(DECODER, kept[EMBEDDING])  # used if `weights` holds the tied decoder
+    return kept
 
 
 def evenly(many: int, few: int, unit: int = 1) -> Tensor:

@@ -50,13 +50,13 @@ class Places:
         position_ids_T: positions.
         segment_ids_T: token types; None: one segment.
         longest: the farthest distance in the table plus one.
-        found: cache: first token of a sequence -> the result of `of`.
+        cache: first token of a sequence -> the result of `of`.
     """
 
     position_ids_T: Tensor
     segment_ids_T: Tensor | None
     longest: int
-    found: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    cache: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
     def reach(self, start: int, end: int) -> int:
         """Return the farthest possible distance in a sequence plus one."""
@@ -64,12 +64,12 @@ class Places:
 
     def of(self, start: int, end: int) -> tuple[Tensor, Tensor | None]:
         """Return rows_QK, each pair's distance minus the lowest possible one, and True where segments differ."""
-        if start not in self.found:
+        if start not in self.cache:
             positions = self.position_ids_T[start:end]
             rows_QK = positions[:, None] - positions + self.reach(start, end) - 1
             types = None if self.segment_ids_T is None else self.segment_ids_T[start:end]
-            self.found[start] = rows_QK, None if types is None else types[:, None] != types
-        return self.found[start]
+            self.cache[start] = rows_QK, None if types is None else types[:, None] != types
+        return self.cache[start]
 
 
 @dataclass(frozen=True)

@@ -44,13 +44,13 @@ class Classify:
     def make(self, text: PackedText, settings: ClassifyConfig) -> Inputs:
         """See `Objective.make`."""
         assert text.labels is not None
-        found = TARGETS[settings.kind](text.labels, settings.num_logits)
-        spare = len(text.ids_T) // 3 - len(found)  # a sequence has at least three tokens
+        classes = TARGETS[settings.kind](text.labels, settings.num_logits)
+        spare = len(text.ids_T) // 3 - len(classes)  # a sequence has at least three tokens
         targets = {
             FIRSTS: np.pad(text.starts_Q - 1, (0, spare)),
-            CLASSES: np.pad(found.astype(np.int64), ((0, spare), (0, 0)), constant_values=IGNORED_LABEL).reshape(-1),
+            CLASSES: np.pad(classes.astype(np.int64), ((0, spare), (0, 0)), constant_values=IGNORED_LABEL).reshape(-1),
         }
-        count = int((found != IGNORED_LABEL).sum())
+        count = int((classes != IGNORED_LABEL).sum())
         segments_T = segments_of(text, self._sep_id) if settings.segments > 1 else None
         return Inputs(text.ids_T, targets, {"classify": count}, segments_T=segments_T)
 

@@ -37,7 +37,7 @@ class Contrastive:
     def make(self, text: PackedText, settings: ContrastiveConfig) -> Inputs:
         """See `Objective.make`."""
         assert text.labels is not None
-        found: list[tuple[int, int, int, int]] = []  # role, example, [CLS], hash
+        texts: list[tuple[int, int, int, int]] = []  # role, example, [CLS], hash
         inner: list[int] = []
         sizes: list[int] = []  # texts of each example
         for example, (start, length) in enumerate(zip(text.starts_Q.tolist(), text.lengths_Q.tolist(), strict=True)):
@@ -46,12 +46,12 @@ class Contrastive:
             inner += firsts[1:]
             sizes.append(len(firsts))
             hashes = text.labels[example, ::2].tolist()
-            found += [(min(index, NEGATIVE), example, first, hashes[index]) for index, first in enumerate(firsts)]
-        found.sort(key=lambda each: each[:2])  # stable sort: an example's negatives keep their order
-        columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
-        spare = len(text.ids_T) // 3 - len(found)  # a text has at least three tokens
+            texts += [(min(index, NEGATIVE), example, first, hashes[index]) for index, first in enumerate(firsts)]
+        texts.sort(key=lambda each: each[:2])  # stable sort: an example's negatives keep their order
+        columns = np.array(texts, dtype=np.int64).reshape(-1, 4).T
+        spare = len(text.ids_T) // 3 - len(texts)  # a text has at least three tokens
         roles_P, examples_P, firsts_P, hashes_P = (np.pad(column, (0, spare)) for column in columns)
-        roles_P[len(found) :] = IGNORED_LABEL
+        roles_P[len(texts) :] = IGNORED_LABEL
         targets = {
             FIRSTS: firsts_P,
             ROLES: roles_P,
@@ -63,10 +63,10 @@ class Contrastive:
             scores = text.labels[:, 1::2].tolist()
             margins = [row[1] - score for row, number in zip(scores, sizes, strict=True) for score in row[2:number]]
             rest = len(roles_P) - len(margins)
-            targets[EXAMPLES] = np.pad(examples_P[len(found) - len(margins) : len(found)], (0, rest))
+            targets[EXAMPLES] = np.pad(examples_P[len(texts) - len(margins) : len(texts)], (0, rest))
             targets[MARGINS] = np.pad(np.array(margins, dtype=np.int64), (0, rest))
             counts["score"] = len(margins)
         if settings.is_sparse:
-            counts["flops"] = len(found)
+            counts["flops"] = len(texts)
         boundaries = np.sort(np.concatenate([text.boundaries, np.array(inner, dtype=np.int64)]))
         return Inputs(text.ids_T, targets, counts, boundaries=boundaries)

@@ -50,8 +50,8 @@ class Translation:
         masked = self._tokens.make(replace(text, ids_T=joined_T, lengths_Q=lengths_Q), settings, cuts_Q)
         out_T = text.ids_T.copy()
         out_T[back_T] = masked.ids_T
-        found, positions_M = predictions(masked), masked.targets[POSITIONS].copy()
-        positions_M[:found] = back_T[positions_M[:found]]
+        num_predictions, positions_M = predictions(masked), masked.targets[POSITIONS].copy()
+        positions_M[:num_predictions] = back_T[positions_M[:num_predictions]]
         made = replace(masked, ids_T=out_T, targets={**masked.targets, POSITIONS: positions_M})
         return replace(made, positions_T=self._positions(text)) if settings.reset_positions else made
 

@@ -182,10 +182,10 @@ def addresses(*columns: Sequence[Tensor]) -> Addresses:
                     f"{tensor.dtype} tensor of shape {tuple(tensor.shape)}, strides {tensor.stride()} (optim.fused): "
                     "the kernels need contiguous fp32 tensors. Set optim.fused=false."
                 )
-    found = [[tensor.data_ptr() for tensor in tensors] for tensors in columns]
-    table, device = torch.tensor(found), columns[0][0].device
+    pointers = [[tensor.data_ptr() for tensor in tensors] for tensors in columns]
+    table, device = torch.tensor(pointers), columns[0][0].device
     ends = [tensor.nbytes for tensor in columns[0]]
-    aligned = all(place % ACCESS == 0 for places in [*found, ends] for place in places)
+    aligned = all(place % ACCESS == 0 for places in [*pointers, ends] for place in places)
     return Addresses(table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table, aligned)
 
 

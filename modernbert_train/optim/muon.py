@@ -141,7 +141,7 @@ class Muon(StableAdamW):
 
     def _matrices(self, group: dict[str, Any]) -> list[_Matrices]:
         """Group the matrices that have a gradient by sharding, in the same order on every rank."""
-        found: dict[Sharding, _Matrices] = {}
+        blocks: dict[Sharding, _Matrices] = {}
         for param, parts in zip(group["params"], group["parts"], strict=True):
             if param.grad is None:
                 continue
@@ -154,7 +154,7 @@ class Muon(StableAdamW):
             sharding = sharding_of(param)
             divided = sharding is not None and [param.placements[dim] for dim in sharding[1]]
             assert not divided or divided == [Shard(0)], f"{divided}: matrices must be sharded by rows, once"
-            block = found.setdefault(sharding, _Matrices(group, sharding, self.rule))
+            block = blocks.setdefault(sharding, _Matrices(group, sharding, self.rule))
             block.params.append(local(param))
             block.grads.append(local(param.grad))
             block.momenta.append(local(state["momentum"]))
@@ -162,7 +162,7 @@ class Muon(StableAdamW):
                 block.row_squares.append(local(state["row_square"]))
             block.parts.append(parts)
             block.rows.append(param.shape[0])
-        return list(found.values())
+        return list(blocks.values())
 
 
 @dataclass

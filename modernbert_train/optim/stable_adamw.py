@@ -161,7 +161,7 @@ class StableAdamW(Optimizer):
         """Sort the parameters with a gradient into blocks, in the same order on every rank; increment their steps."""
         blocks: list[_Block] = []
         for group in groups:
-            found: dict[tuple[int, Sharding], _Block] = {}
+            by_key: dict[tuple[int, Sharding], _Block] = {}
             for param in group["params"]:
                 if param.grad is None:
                     continue
@@ -174,13 +174,13 @@ class StableAdamW(Optimizer):
                     state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
                 state["step"] += 1
                 key = (state["step"], sharding_of(param))
-                block = found.setdefault(key, _Block(group, *key))
+                block = by_key.setdefault(key, _Block(group, *key))
                 block.params.append(local(param))
                 block.grads.append(local(param.grad))
                 block.exp_avgs.append(local(state["exp_avg"]))
                 block.exp_avg_sqs.append(local(state["exp_avg_sq"]))
                 block.global_sizes.append(param.numel())
-            blocks.extend(found.values())
+            blocks.extend(by_key.values())
         return blocks
 
 

@@ -43,7 +43,7 @@ def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Sett
     Returns:
         Settings by step time, but sharding that gains less than 2 % ranks below ddp; empty if not even one row fits.
     """
-    found = []
+    advised = []
     for strategy in STRATEGIES:
         shards = sharing_ranks(strategy, ranks, plan.config.distributed.shard_ranks, GPUS[gpu])
         if (strategy != "ddp" and shards == 1) or (strategy == "hsdp" and shards == ranks):
@@ -61,7 +61,7 @@ def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Sett
                 memory = memory_fit.phase_memory(plan.config, phase.name, GPUS[gpu], strategy, ranks, rows)
             step = plan.step(gpu, phase, phase.config.batch_rows, strategy=strategy, ranks=ranks, microbatch_rows=rows)
             parts = -(-phase.config.batch_rows // ranks // rows)
-            found.append(Setting(strategy, rows, fitting, parts, memory, step))
+            advised.append(Setting(strategy, rows, fitting, parts, memory, step))
     return sorted(
-        found, key=lambda setting: setting.step.seconds * (1.0 if setting.strategy == "ddp" else SHARDING_GAIN)
+        advised, key=lambda setting: setting.step.seconds * (1.0 if setting.strategy == "ddp" else SHARDING_GAIN)
     )

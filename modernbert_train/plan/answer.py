@@ -40,8 +40,8 @@ def answer(plan: Plan, gpu: str, shown: Sequence[str], prices: dict[str, float])
         rows.insert(3, ("cheapest", line))
     if plan.expected is not None:
         rows.append(("loss", f"held out {plan.expected}; unigram {plan.unigram_loss:.2f}"))
-    found = list(_notes(plan, gpu, bill))
-    rows += [("note", line) for line in found[:MAX_NOTES]]
+    notes = list(_notes(plan, gpu, bill))
+    rows += [("note", line) for line in notes[:MAX_NOTES]]
     return Section(f"{plan.config.name} on {plan.ranks} x {GPUS[gpu].label}", rows, flush_left=True)
 
 

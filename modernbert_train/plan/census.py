@@ -136,14 +136,14 @@ def census(model: ModelConfig, objective: ObjectiveConfig | None = None) -> Cens
 
 def _without_tokens(matrices: Iterable[Matrix], *, idle: bool) -> tuple[Matrix, ...]:
     """Return an encoder without its head for tokens; with `idle`, the head is kept for a later phase."""
-    found: list[Matrix] = []
+    kept: list[Matrix] = []
     table, *_ = matrices = tuple(matrices)
     for matrix in matrices:
         if matrix.head != "tokens" or (idle and matrix.place == "head"):
-            found.append(matrix)
+            kept.append(matrix)
         elif matrix is table or (idle and matrix.place != "head"):
-            found.append(replace(matrix, uses=0, head=None))
-    return tuple(found)
+            kept.append(replace(matrix, uses=0, head=None))
+    return tuple(kept)
 
 
 def _generator(generator: Iterable[Matrix], model: tuple[Matrix, ...], width: int, sharing: str) -> tuple[Matrix, ...]:
@@ -390,13 +390,13 @@ def _adapted(matrices: Iterable[Matrix], objective: LabelledConfig) -> tuple[Mat
     """Return an encoder with its adapters, two matrices for each weight of a layer; `targets` may leave out some."""
     if objective.lora is None:
         return tuple(replace(each, trained=not objective.freeze) for each in matrices)
-    rank, found = objective.lora.rank, [replace(each, trained=False) for each in matrices]
-    for each in [each for each in found if each.place == "layer" and each.uses]:
-        found.append(replace(each, rows=rank, count=each.weights, parts=1, trained=True))
-        found.append(
+    rank, adapted = objective.lora.rank, [replace(each, trained=False) for each in matrices]
+    for each in [each for each in adapted if each.place == "layer" and each.uses]:
+        adapted.append(replace(each, rows=rank, count=each.weights, parts=1, trained=True))
+        adapted.append(
             replace(each, rows=each.parts * each.rows, columns=rank, count=each.weights, parts=1, trained=True)
         )
-    return tuple(found)
+    return tuple(adapted)
 
 
 def _projection(model: ModelConfig, objective: ObjectiveConfig) -> tuple[Matrix, ...]:

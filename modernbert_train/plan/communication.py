@@ -102,37 +102,37 @@ def transfers(
     """
     everyone = (min(ranks, per_node), -(-ranks // per_node))
     numbers = COLLECTIVES * COLLECTIVE_BYTES + (8 * ranks if strategy == "ddp" else 0)  # ddp adds each rank's time
-    found = [Transfer("all_reduce", *everyone, "backward", numbers, COLLECTIVES, False, False)]
+    collectives = [Transfer("all_reduce", *everyone, "backward", numbers, COLLECTIVES, False, False)]
     if strategy == "ddp":
         buckets = max(0, 4 * (parameters.trained - parameters.embedding)) // DDP_BUCKET_BYTES
         last = 4 * parameters.trained - buckets * DDP_BUCKET_BYTES
         if buckets:
-            found.append(
+            collectives.append(
                 Transfer("all_reduce", *everyone, "backward", buckets * DDP_BUCKET_BYTES, buckets, False, True)
             )
-        return [*found, Transfer("all_reduce", *everyone, "backward", last, 1, False, False)]
+        return [*collectives, Transfer("all_reduce", *everyone, "backward", last, 1, False, False)]
     root, layers = 4 * parameters.root, 4 * (parameters.layers - parameters.shared)
     group = (min(shards, per_node), -(-shards // per_node))
-    found.append(Transfer("all_gather", *group, "forward", root, 1, True, False))
+    collectives.append(Transfer("all_gather", *group, "forward", root, 1, True, False))
     if num_layers:
-        found += [
+        collectives += [
             Transfer("all_gather", *group, "forward", passes * layers, passes * num_layers, True, True),
             Transfer("all_gather", *group, "backward", layers, num_layers, True, True),
             Transfer("reduce_scatter", *group, "backward", layers, num_layers, True, True),
         ]
-    found.append(Transfer("reduce_scatter", *group, "backward", root, 1, True, False))
+    collectives.append(Transfer("reduce_scatter", *group, "backward", root, 1, True, False))
     if exchanged:
-        found.append(Transfer("all_to_all", *group, "backward", 2 * 4 * exchanged, 2, False, False))
+        collectives.append(Transfer("all_to_all", *group, "backward", 2 * 4 * exchanged, 2, False, False))
     if summed:
-        found.append(Transfer("all_reduce", *group, "backward", 8 * summed, 1, False, False))
+        collectives.append(Transfer("all_reduce", *group, "backward", 8 * summed, 1, False, False))
     if strategy == "hsdp":
         copies = -(-ranks // shards)
         copies_per_node = max(1, min(ranks, per_node) // shards)
         across = (copies_per_node, -(-copies // copies_per_node))
         if num_layers:
-            found.append(Transfer("all_reduce", *across, "backward", layers // shards, num_layers, False, True))
-        found.append(Transfer("all_reduce", *across, "backward", root // shards, 1, False, False))
-    return found
+            collectives.append(Transfer("all_reduce", *across, "backward", layers // shards, num_layers, False, True))
+        collectives.append(Transfer("all_reduce", *across, "backward", root // shards, 1, False, False))
+    return collectives
 
 
 def transfer_seconds(transfer: Transfer, gpu: Gpu) -> float:

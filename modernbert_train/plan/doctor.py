@@ -82,8 +82,8 @@ def examine(look: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
 def _commit() -> str:
     """Return the checkout's commit, and whether files differ from it; empty outside a checkout."""
-    found = commit()
-    return "" if found is None else f", commit {found[0][:7]}{' with changes' if found[1] else ''}"
+    installed = commit()
+    return "" if installed is None else f", commit {installed[0][:7]}{' with changes' if installed[1] else ''}"
 
 
 def _python() -> Iterator[Finding]:

@@ -139,7 +139,7 @@ class Rule:
         useful = effective_tokens(tokens, unique_tokens)
         if useful * BATCH / batch < TOKENS[0] or _doublings(parameters, PARAMETERS) + _doublings(useful, TOKENS) > 2:
             return None
-        found = self.expect(
+        expected = self.expect(
             parameters,
             tokens,
             unigram_loss=unigram_loss,
@@ -147,11 +147,11 @@ class Rule:
             batch_tokens=batch,
             held_out_tokens=held_out_tokens,
         )
-        if loss <= 2 * found.high - found.loss:
+        if loss <= 2 * expected.high - expected.loss:
             return None
         return (
-            f"held-out loss {loss:.2f} is {loss - found.loss:.2f} above what runs of this size and tokens had at this "
-            f"point ({found.low:.2f} to {found.high:.2f}): look at optim.lr, model.init_std and the text "
+            f"held-out loss {loss:.2f} is {loss - expected.loss:.2f} above what runs of this size and tokens had at "
+            f"this point ({expected.low:.2f} to {expected.high:.2f}): look at optim.lr, model.init_std and the text "
             "(docs/stability.md)"
         )
 

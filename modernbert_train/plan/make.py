@@ -254,10 +254,10 @@ def make_plan(config: RunConfig, ranks: int, median: int | None = None, facts: D
 
 
 def _milestones(settings: CheckpointConfig, ranges: Sequence[StepRange]) -> int:
-    found = crossings(ranges, settings.interval_tokens)
+    crossed = crossings(ranges, settings.interval_tokens)
     if settings.milestones == "pythia":
-        found += sum(map(is_pythia, range(sum(part.steps for part in ranges) + 1)))
-    return found
+        crossed += sum(map(is_pythia, range(sum(part.steps for part in ranges) + 1)))
+    return crossed
 
 
 def _validation_tokens(config: RunConfig, facts: DataFacts | None) -> int | None:

@@ -102,8 +102,8 @@ class Memory:
 
     def parts(self) -> dict[str, int]:
         """Return the parts by name; `teacher` and `compared` only if they exist."""
-        found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: part for name, part in found.items() if part or name not in ("teacher", "compared")}
+        bytes_of = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: part for name, part in bytes_of.items() if part or name not in ("teacher", "compared")}
 
 
 def usable_bytes(gpu: HasMemory) -> int:

@@ -75,7 +75,7 @@ def phase_memory(
     max_predicted = None if objective.compares else math.ceil(objective.max_predicted_share * tokens) + 32
     own_tokens = own_rows(config.phases[name], ranks) * config.phases[name].row_tokens
     step_texts = -(-config.phases[name].batch_rows * config.phases[name].row_tokens // TEXT_TOKENS)
-    found = memory(
+    predicted = memory(
         config.model,
         config.compute,
         count_parameters(config.model, config.objective, shards=shards),
@@ -93,17 +93,17 @@ def phase_memory(
     lora = cast(LabelledConfig, objective).lora if objective.is_labelled else None
     if lora is not None:
         added = adapters_bytes(config.model, lora, bf16, tokens)
-        found = replace(found, layers=found.layers + added)
-    found = replace(found, teacher=teacher, compared=_compared(objective, config.model, step_texts, ranks))
+        predicted = replace(predicted, layers=predicted.layers + added)
+    predicted = replace(predicted, teacher=teacher, compared=_compared(objective, config.model, step_texts, ranks))
     if is_sparse:
         # for the second pass: gradients of the global batch's vectors; a microbatch's vectors, argmax tokens, gradients
         kept = 4 * config.model.vocab_size * (step_texts + 3 * -(-tokens // TEXT_TOKENS))
-        found = replace(found, head=found.head + kept)
+        predicted = replace(predicted, head=predicted.head + kept)
     if objective.compares and objective.projected_width is not None:
         width, step_tokens = objective.projected_width, config.phases[name].batch_rows * config.phases[name].row_tokens
         kept = 4 * width * own_tokens  # gradients, for the second pass
-        found = replace(found, compared=compared_tokens_bytes(width, step_tokens), head=found.head + kept)
-    return found
+        predicted = replace(predicted, compared=compared_tokens_bytes(width, step_tokens), head=predicted.head + kept)
+    return predicted
 
 
 def teacher_memory(config: RunConfig, name: str, *, bf16: bool, tokens: int, shards: int) -> int:

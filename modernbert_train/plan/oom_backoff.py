@@ -28,8 +28,8 @@ def read_backoff(folder: Path) -> dict[str, int]:
     noted = None
     with suppress(OSError, ValueError):
         noted = read_json(folder / BACKOFF_FILE)
-    found = noted if isinstance(noted, dict) else {}
-    return {key: tokens for key, tokens in found.items() if is_count(tokens) and tokens > 0}
+    limits = noted if isinstance(noted, dict) else {}
+    return {key: tokens for key, tokens in limits.items() if is_count(tokens) and tokens > 0}
 
 
 def phase_of_newest(folder: Path) -> str | None:

@@ -66,14 +66,14 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
         shards: ranks that share the weights; the padding of shards is counted, except in `matrices`, `hidden` and
             `hidden_rows`.
     """
-    found = census(model, objective)
-    tables = [m for m in found.matrices if m.place == "embedding" and m.uses]
-    tables = tables or [found.matrices[0]]  # the first matrix, if no table is multiplied with
+    counted = census(model, objective)
+    tables = [m for m in counted.matrices if m.place == "embedding" and m.uses]
+    tables = tables or [counted.matrices[0]]  # the first matrix, if no table is multiplied with
     embedding = sum(matrix.padded(shards) for matrix in tables)
-    all_layers = [matrix for matrix in found.matrices if matrix.place == "layer"]
+    all_layers = [matrix for matrix in counted.matrices if matrix.place == "layer"]
     layers = sum(matrix.padded(shards) for matrix in all_layers)
     generator = (objective or MaskedLmConfig()).generator_of(model)
-    own = found if generator is None else census(model)
+    own = counted if generator is None else census(model)
     encoders = [model] if generator is None else [model, generator]
     return Parameters(
         embedding=embedding,
@@ -84,11 +84,11 @@ def count_parameters(model: ModelConfig, objective: ObjectiveConfig | None = Non
         ),
         layers=layers,
         shared=sum(matrix.padded(shards) for matrix in all_layers if matrix.passes > 1),
-        rest=sum(matrix.padded(shards) for matrix in found.matrices) - embedding - layers,
-        matrices=sum(matrix.numbers for matrix in found.matrices if matrix.uses),
-        hidden=sum(matrix.numbers for matrix in found.hidden),
-        hidden_rows=sum(matrix.count * matrix.rows for matrix in found.hidden),
+        rest=sum(matrix.padded(shards) for matrix in counted.matrices) - embedding - layers,
+        matrices=sum(matrix.numbers for matrix in counted.matrices if matrix.uses),
+        hidden=sum(matrix.numbers for matrix in counted.hidden),
+        hidden_rows=sum(matrix.count * matrix.rows for matrix in counted.hidden),
         units=sum(encoder.unit_passes.count(1) for encoder in encoders),
-        weights=sum(matrix.weights for matrix in found.matrices),
-        trained=sum(matrix.padded(shards) for matrix in found.matrices if matrix.trained),
+        weights=sum(matrix.weights for matrix in counted.matrices),
+        trained=sum(matrix.padded(shards) for matrix in counted.matrices if matrix.trained),
     )

@@ -458,5 +458,5 @@ def _newest_state(run: Path, checkpoints: Path) -> tuple[Path, RunConfig, SavedS
 
 
 def _refuse(messages: Iterator[str]) -> None:
-    if found := list(messages):
-        raise ConfigError("\n".join(found))
+    if problems := list(messages):
+        raise ConfigError("\n".join(problems))

@@ -389,7 +389,7 @@ def _scaling(plan: Plan, gpu: str) -> Section:
     rows = [("GPUs", "batch rows", "strategy", "microbatch_tokens", "GB sent", "exposed", "efficiency", "tokens/s all")]
     for ranks in SCALES:
         batch = -(-phase.config.batch_rows // ranks) * ranks
-        for setting in sorted(settings(plan, phase, gpu, ranks), key=lambda found: found.strategy):
+        for setting in sorted(settings(plan, phase, gpu, ranks), key=lambda choice: choice.strategy):
             step = setting.step
             rows.append(
                 (

@@ -150,8 +150,8 @@ class Work:
         encoded = self.objective.encoded_tokens(self.sequence_tokens)
         matrices = census(self.model, self.objective).matrices
         used = (each for each in matrices if each.uses and not each.once)
-        found = [(each, tokens * (encoded if each.head is None else uses[each.head])) for each in used]
-        return [(matrix, positions) for matrix, positions in found if positions]
+        positions_of = [(each, tokens * (encoded if each.head is None else uses[each.head])) for each in used]
+        return [(matrix, positions) for matrix, positions in positions_of if positions]
 
 
 @dataclass(frozen=True)
@@ -251,11 +251,11 @@ def parts(gpu_name: str, work: Work, tokens: int) -> dict[str, float]:
         for each in work.encoders
     )
     logits = tokens * work.objective.predicted_share * work.model.vocab_size
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     if (teacher := teacher_of(work.objective)) is not None:  # forward only: a third of training it
         alone = replace(work, model=teacher, objective=MaskedLmConfig(mask_rate=work.objective.predicted_share))
-        found["teacher"] = sum(parts(gpu_name, alone, tokens).values()) / 3
-    return found | {
+        seconds["teacher"] = sum(parts(gpu_name, alone, tokens).values()) / 3
+    return seconds | {
         "products of layers": products[False],
         "products of heads": products[True],
         "attention, global": attention[False],

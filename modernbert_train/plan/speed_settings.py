@@ -54,9 +54,9 @@ def gpus_of_run(compute: Compute) -> RunGpus | None:
     from modernbert_train.distributed.group import gather_from_all
 
     uuid = str(torch.cuda.get_device_properties(compute.device).uuid) if compute.device.type == "cuda" else ""
-    found = gather_from_all((uuid, gpu_of_this_rank(compute)))
-    ranks_of = Counter(map(itemgetter(0), found))  # more than one if ranks share a GPU
-    gpus = [replace(gpu, memory_bytes=gpu.memory_bytes // ranks_of[uuid]) for uuid, gpu in found if gpu is not None]
+    gathered = gather_from_all((uuid, gpu_of_this_rank(compute)))
+    ranks_of = Counter(map(itemgetter(0), gathered))  # more than one if ranks share a GPU
+    gpus = [replace(gpu, memory_bytes=gpu.memory_bytes // ranks_of[uuid]) for uuid, gpu in gathered if gpu is not None]
     return RunGpus.of_ranks(gpus) if gpus else None
 
 
@@ -113,7 +113,7 @@ def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int
 
 
 def on_device(
-    config: RunConfig, device: str, gpu: HasMemory | None, ranks: int, found: dict[str, Any] | None = None
+    config: RunConfig, device: str, gpu: HasMemory | None, ranks: int, measured: dict[str, Any] | None = None
 ) -> RunConfig:
     """Fill open keys by steps 2 to 4 of `close_settings`.
 
@@ -122,11 +122,11 @@ def on_device(
         device: CPU, OLD_GPU or GPU.
         gpu: its memory counts; None on a CPU.
         ranks: ranks of the run.
-        found: values of open keys that take precedence.
+        measured: values of open keys that take precedence.
     """
     left = open_settings(config)
     fast = {key: value for key, value in FAST.items() if device == GPU and key in left}
-    closed = with_settings(config, fast | (found or {}))
+    closed = with_settings(config, fast | (measured or {}))
     return filled(closed, {} if gpu is None else microbatches(closed, gpu, ranks))
 
 

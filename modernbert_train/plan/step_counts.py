@@ -102,16 +102,16 @@ def validations(settings: EvalConfig, clock: Clock, ranges: Sequence[StepRange],
     """
     if settings.interval_tokens is not None:
         return crossings_or_ends(ranges, settings.interval_tokens)
-    found, begin = 0, 0
+    count, begin = 0, 0
     for now in clock.phases:
         parts, tokens = validations_in(now.phase, settings, held_out_tokens), now.phase.tokens
         for part in (each for each in ranges if each.phase == now.index):
             if parts * part.step_tokens >= tokens:
-                found += part.steps
+                count += part.steps
             else:
-                found += parts * (part.end - begin) // tokens - parts * (part.start - begin) // tokens
+                count += parts * (part.end - begin) // tokens - parts * (part.start - begin) // tokens
         begin += tokens
-    return found
+    return count
 
 
 def crossings_or_ends(ranges: Sequence[StepRange], interval_tokens: int | None) -> int:

@@ -134,7 +134,7 @@ def _kernels(plan: Plan, compute: Compute) -> str:
     compute_config, dtype = plan.config.compute, torch.bfloat16 if compute.bf16 else torch.float32
     global_name, global_key = configured_for_global_layers(compute_config)
     all_global = plan.census.num_global == len(plan.census.windows)
-    found = []  # for each phase, since another objective may need another kernel
+    kernels = []  # for each phase, since another objective may need another kernel
     for phase in plan.phases:
         order = phase.objective.order
         bias = plan.config.model.score_bias
@@ -144,8 +144,8 @@ def _kernels(plan: Plan, compute: Compute) -> str:
             heads = plan.config.model.local_heads
             kernel = choose_kernel(compute_config.attention, compute.device, dtype, order=order, local_heads=heads)
             local = with_backend(kernel, compute.device, dtype)
-        found.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
-    names = "; then ".join(dict.fromkeys(found))
+        kernels.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
+    names = "; then ".join(dict.fromkeys(kernels))
     extras = [
         *(["compiled"] * bool(compute_config.compile)),
         *(["recomputed in the backward pass"] * compute_config.activation_checkpointing),

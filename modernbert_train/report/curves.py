@@ -142,12 +142,12 @@ class History:
 
     def by_figure(self) -> dict[tuple[str, str], list[EvaluationRecord]]:
         """Return the records of each (evaluation, figure), in order; baselines and counts are no figures."""
-        found: dict[tuple[str, str], list[EvaluationRecord]] = {}
+        records: dict[tuple[str, str], list[EvaluationRecord]] = {}
         for record in self.evaluations:
             for figure in record.figures:
                 if not figure.startswith((BASELINE, COUNT)):
-                    found.setdefault((record.name, figure), []).append(record)
-        return found
+                    records.setdefault((record.name, figure), []).append(record)
+        return records
 
     def forget_after(self, step: int) -> None:
         """Drop all records after a step, because the run continued from there a second time."""
@@ -291,12 +291,12 @@ def _add_line(history: History, line: str) -> None:
     elif kind == "step":
         if history.steps and history.steps[-1].step >= step:  # the line of the resume was lost
             history.forget_after(step - 1)
-        found = {key: _number(record, key) for key in NUMBERS[2:]} | {
+        number_of = {key: _number(record, key) for key in NUMBERS[2:]} | {
             "seconds": history.running_seconds,
             "own_seconds": _number(record, "seconds"),
         }
         terms = {key: _number(record, key) for key in record if key.startswith(_TERM) and len(key) < _LETTERS}
-        history.steps.append(StepRecord(step, shorten(phase, _PHASE_LETTERS), tokens, **found), terms)
+        history.steps.append(StepRecord(step, shorten(phase, _PHASE_LETTERS), tokens, **number_of), terms)
     elif kind == "validation":
         rest = {key: _number(record, key) for key in ValidationRecord._fields[3:-1]}
         history.validations = [v for v in history.validations if (v.step, v.phase) != (step, phase)]

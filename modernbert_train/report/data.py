@@ -19,8 +19,8 @@ _LETTERS = 80  # maximum characters of a name
 def read_data(run_folder: Path) -> RunStatistics | None:
     """Return the record; None if it is missing or damaged."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        found: RunStatistics = as_type(RunStatistics, read_json(run_folder / DATA))
-        return found
+        statistics: RunStatistics = as_type(RunStatistics, read_json(run_folder / DATA))
+        return statistics
     return None
 
 
@@ -38,12 +38,12 @@ def pictures(data: RunStatistics | None) -> list[dict[str, Any]]:
     A bar is [from, share of the documents, share of the tokens, text], a share [value, share, text], and a source
     [name, shares kept and left out, text].
     """
-    found, drawn = [], set()
+    drawings, drawn = [], set()
     for title, folder in titled_folders(data):
         sources = tuple(folder.sources.items())
-        found.append(_picture(title, folder, [] if sources in drawn else list(sources[:_SOURCES])))
+        drawings.append(_picture(title, folder, [] if sources in drawn else list(sources[:_SOURCES])))
         drawn.add(sources)  # the sources of a dataset once, however many of its folders are streams
-    return found
+    return drawings
 
 
 def _picture(title: str, folder: FolderStatistics, sources: list[tuple[str, SourceCounts]]) -> dict[str, Any]:

@@ -89,11 +89,11 @@ def _bytes_per_token(facts: dict[str, dict[str, Any]]) -> str:
     """Format bytes of text per token of each split, absolute and relative to the first split that counts them."""
     rows, first = [["folder", "split", "tokens", "bytes a token", "beside the first"]], None
     for name, each in facts.items():
-        for split, found in each["splits"].items():
-            ratio = found["text_bytes"] / found["tokens"] if found["text_bytes"] else None
+        for split, counts in each["splits"].items():
+            ratio = counts["text_bytes"] / counts["tokens"] if counts["text_bytes"] else None
             first = first or ratio
             words = ("not counted", "") if ratio is None else (f"{ratio:.2f}", f"{ratio / (first or ratio):.2f}")
-            rows.append([name, split, f"{found['tokens']:,}", *words])
+            rows.append([name, split, f"{counts['tokens']:,}", *words])
     return table(rows, numbers=True)
 
 

@@ -179,7 +179,7 @@ class WatchedRun:
         text = ""
         with suppress(OSError):
             text = config.read_text("utf-8", "replace")[:_CONFIG]
-        starts, data, found = read_starts(self.folder), read_data(self.folder), figures(history)
+        starts, data, figures_by_head = read_starts(self.folder), read_data(self.folder), figures(history)
         lines: list[dict[str, Any]] = []
         with suppress(OSError):
             lines, _ = read_lines(self.folder / STARTS)
@@ -195,11 +195,11 @@ class WatchedRun:
             "total": len(history.steps),
             "tiles": [
                 *(progress_tiles(history, total) if state == "training" else ()),
-                *tiles(history, found, spent_in(history, lines), newest),
+                *tiles(history, figures_by_head, spent_in(history, lines), newest),
             ],
             "figures": {
                 head: [figure.value if math.isfinite(figure.value) else None, figure.text]
-                for head, figure in found.items()
+                for head, figure in figures_by_head.items()
             },
             "warnings": warnings(history),
             "tables": [each._asdict() for each in run_tables(history, read_results(self.folder), data, starts)],
@@ -224,14 +224,14 @@ class WatchedRun:
 def _curves(history: History) -> list[dict[str, Any]]:
     """Return a curve for each figure of validations and evaluations, with its baseline."""
     validations = history.validations
-    found = [
+    lines = [
         ("Held-out loss, nats per predicted token", "number", True, "loss", "unigram_loss"),
         ("Held-out accuracy on predicted tokens", "percent", False, "accuracy", "unigram_accuracy"),
     ]
     curves = [
         _curve(title, form, log, validations, [getattr(v, key) for v in validations],
                [getattr(v, guess) for v in validations])
-        for title, form, log, key, guess in found
+        for title, form, log, key, guess in lines
     ]  # fmt: skip
     for name in list(dict.fromkeys(name for v in validations for name in v.figures))[:MAX_FIGURES]:
         values = [v.figures.get(name, NAN) for v in validations]
@@ -325,12 +325,12 @@ def read_runs(folders: Sequence[Path], newest: Newest | None = None) -> dict[str
         DataError: a folder lacks metrics.jsonl.
     """
     points = points_of(len(folders))
-    found = []
+    runs = []
     for folder, name in zip(folders, names_of(folders), strict=True):
         run = WatchedRun(folder, name, points, newest=newest)
         run.refresh()
         changes = run.changes()
         assert changes is not None
-        found.append(changes)
-    title = shorten(", ".join(each["name"] for each in found), 100)
-    return document(found, title=title, points=points)
+        runs.append(changes)
+    title = shorten(", ".join(each["name"] for each in runs), 100)
+    return document(runs, title=title, points=points)

@@ -137,5 +137,5 @@ def cost_of(entry: Mapping[str, Any]) -> tuple[float, float]:
 
 def seconds_of(entry: Mapping[str, Any], key: str) -> float:
     """Return a positive number of a line, else 0: the file may hold anything."""
-    found = number(entry.get(key))
-    return found if found is not None and math.isfinite(found) and found > 0 else 0.0
+    seconds = number(entry.get(key))
+    return seconds if seconds is not None and math.isfinite(seconds) and seconds > 0 else 0.0

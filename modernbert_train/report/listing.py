@@ -74,7 +74,7 @@ def list_runs(folders: Sequence[Path], now: float | None = None) -> tuple[list[R
         ConfigError: a folder is missing.
     """
     require_folders("report", folders)
-    found: list[RunState] = []
+    runs: list[RunState] = []
     wrong: list[str] = []
 
     def leave_out(why: str) -> None:
@@ -82,9 +82,9 @@ def list_runs(folders: Sequence[Path], now: float | None = None) -> tuple[list[R
 
     for folder in run_folders(folders, "config.yaml"):
         with errors_to(leave_out, OSError, ValueError, ConfigError):
-            found.append(read_run_state(folder, time.time() if now is None else now))
-    found.sort(key=lambda run: math.inf if run.age_seconds is None else run.age_seconds)
-    return found, wrong
+            runs.append(read_run_state(folder, time.time() if now is None else now))
+    runs.sort(key=lambda run: math.inf if run.age_seconds is None else run.age_seconds)
+    return runs, wrong
 
 
 def require_folders(command: str, folders: Iterable[Path]) -> None:
@@ -99,15 +99,15 @@ def require_folders(command: str, folders: Iterable[Path]) -> None:
 
 def run_folders(folders: Iterable[Path], *files: str) -> list[Path]:
     """Return run folders, which hold one of these files: each given folder, or else its direct subfolders."""
-    found: dict[Path, None] = {}
+    unique: dict[Path, None] = {}
 
     def is_run(folder: Path) -> bool:
         return any((folder / name).is_file() for name in files)
 
     for folder in folders:
         with suppress(OSError):  # removed meanwhile, or its disk is unavailable for a moment
-            found |= dict.fromkeys([folder] if is_run(folder) else filter(is_run, sorted(folder.iterdir())))
-    return list(found)
+            unique |= dict.fromkeys([folder] if is_run(folder) else filter(is_run, sorted(folder.iterdir())))
+    return list(unique)
 
 
 def read_run_state(folder: Path, now: float) -> RunState:

@@ -15,7 +15,7 @@ _BYTES = 1 << 26  # maximum number read from the file
 
 def read_samples(run_folder: Path) -> list[dict[str, Any]]:
     """Return the samples of each validation in order; lines that are damaged or void after a resume are left out."""
-    found: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
     lines: list[bytes] = []
     with suppress(OSError), (run_folder / SAMPLES).open("rb") as file:
         lines = file.read(_BYTES).split(b"\n")
@@ -23,6 +23,6 @@ def read_samples(run_folder: Path) -> list[dict[str, Any]]:
         if not is_count(entry.get("step")) or not isinstance(entry.get("texts"), list):
             continue
         key = (entry["step"], entry.get("phase"))
-        found = [each for each in found if each["step"] <= key[0] and (each["step"], each.get("phase")) != key]
-        found.append(entry)
-    return found[-MAX_VALIDATIONS:]
+        samples = [each for each in samples if each["step"] <= key[0] and (each["step"], each.get("phase")) != key]
+        samples.append(entry)
+    return samples[-MAX_VALIDATIONS:]

@@ -56,12 +56,12 @@ class Watch:
         """
         with self._lock:
             more = self._refresh()
-            found = []
+            changed = []
             for number, run in enumerate(self._runs):
                 changes = run.changes(known[number] if number < len(known) else Known())
                 if changes is not None:
-                    found.append([number, changes])
-            return {"runs": found, "more": more, "points": points_of(len(self._runs))}
+                    changed.append([number, changes])
+            return {"runs": changed, "more": more, "points": points_of(len(self._runs))}
 
     def _refresh(self) -> bool:
         """Read new lines for a moment; the next call continues with the next run."""
@@ -76,8 +76,8 @@ class Watch:
 
     def _join(self) -> None:
         known = dict.fromkeys(run.folder for run in self._runs)
-        found = run_folders(self._folders, "metrics.jsonl", "config.yaml")
-        new = [folder for folder in found if folder not in known][: max(0, MAX_RUNS - len(known))]
+        folders = run_folders(self._folders, "metrics.jsonl", "config.yaml")
+        new = [folder for folder in folders if folder not in known][: max(0, MAX_RUNS - len(known))]
         names = names_of([*known, *new]) if new else []
         for folder, name in zip(new, names[len(known) :], strict=True):
             self._runs.append(WatchedRun(folder, name, points_of(len(self._runs) + 1), live=True))
@@ -139,8 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.send_error(HTTPStatus.BAD_REQUEST)
             return
-        found = self.server.watch.changes(parse_known(self.rfile.read(int(length)).decode("ascii", "replace")))
-        self._answer(json.dumps(found, separators=(",", ":"), allow_nan=False).encode(), "application/json")
+        changes = self.server.watch.changes(parse_known(self.rfile.read(int(length)).decode("ascii", "replace")))
+        self._answer(json.dumps(changes, separators=(",", ":"), allow_nan=False).encode(), "application/json")
 
     def _refuses(self) -> bool:
         if self.server.allows(self.headers.get("Host", "")):
@@ -166,12 +166,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 def parse_known(text: str) -> list[Known]:
     """Parse 'choice.steps.revision' of each run, separated by commas; anything else is an unknown run."""
-    found = []
+    counts = []
     for word in text.split(","):
         parts = word.split(".")
         right = len(parts) == len(Known._fields) and all(part.isdecimal() and len(part) < 16 for part in parts)
-        found.append(Known(*map(int, parts)) if right else Known())
-    return found
+        counts.append(Known(*map(int, parts)) if right else Known())
+    return counts
 
 
 def open_server(folders: Sequence[Path], host: str = LOOPBACK, port: int | None = None) -> Server:

@@ -165,9 +165,9 @@ def as_json(values: NDArray[np.float64], digits: int = 6) -> list[float | None]:
         rounded = np.where(np.abs(safe) >= 10.0**digits, np.rint(safe), np.rint(safe * scale) / scale)
     rounded = np.where(np.isfinite(rounded), rounded, safe)
     if np.all(rounded == np.rint(rounded)) and np.all(np.abs(rounded) < 2**53):
-        found: list[float | None] = rounded.astype(np.int64).tolist()
+        integers: list[float | None] = rounded.astype(np.int64).tolist()
     else:
-        found = rounded.tolist()
+        integers = rounded.tolist()
     if finite.all():
-        return found
-    return [value if known else None for value, known in zip(found, finite.tolist(), strict=True)]
+        return integers
+    return [value if known else None for value, known in zip(integers, finite.tolist(), strict=True)]

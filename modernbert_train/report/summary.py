@@ -68,13 +68,13 @@ def figures(history: History) -> dict[str, Figure]:
 
 
 def tiles(
-    history: History, found: Mapping[str, Figure], spent: Spent, newest: tuple[str, str] | None = None
+    history: History, figure_of: Mapping[str, Figure], spent: Spent, newest: tuple[str, str] | None = None
 ) -> list[tuple[str, str, str]]:
     """Return the tiles that summarise a run, each a name, a number and a note.
 
     Args:
         history: the record.
-        found: its figures, see `figures`.
+        figure_of: its figures, see `figures`.
         spent: where its time went.
         newest: the newest valid checkpoint, and a note; None to name the last one of the record.
     """
@@ -87,20 +87,20 @@ def tiles(
     last_saved = "none" if spent.last_saved is None else f"step {spent.last_saved:,}"
     blocked = f"by {len(spent.blocked)}, at most {max(spent.blocked, default=0.0):.2g} s by one"
     return [
-        ("Tokens", found["Tokens"].text, whole(steps[-1].tokens) if steps else ""),
-        ("Steps", found["Steps"].text, f"{plural(history.repeated_steps, 'step')} repeated"),
+        ("Tokens", figure_of["Tokens"].text, whole(steps[-1].tokens) if steps else ""),
+        ("Steps", figure_of["Steps"].text, f"{plural(history.repeated_steps, 'step')} repeated"),
         (
             "Training loss",
-            found["Training loss"].text,
+            figure_of["Training loss"].text,
             f"mean of last {plural(min(len(steps), LOSS_STEPS), 'step')}",
         ),
-        ("Validation loss", found["Validation loss"].text, at),
+        ("Validation loss", figure_of["Validation loss"].text, at),
         ("Unigram baseline", "none" if last is None else LOSS(last.unigram_loss), "loss of guessing"),
-        ("Accuracy", found["Accuracy"].text, guess),
-        ("Tokens per second", found["Tokens/s"].text, "median over steps"),
+        ("Accuracy", figure_of["Accuracy"].text, guess),
+        ("Tokens per second", figure_of["Tokens/s"].text, "median over steps"),
         ("Packing efficiency", packing, "median over steps"),
-        ("Wall time", found["Wall time"].text, f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
-        ("Restarts", found["Restarts"].text, restarted),
+        ("Wall time", figure_of["Wall time"].text, f"and {duration(pause)} paused" if pause >= 1 else "no pause"),
+        ("Restarts", figure_of["Restarts"].text, restarted),
         ("Effective training time", shown(spent.effective, percent(1)), FORMULA),
         ("Blocked by checkpoints", f"{sum(spent.blocked):.3g} s", blocked),
         ("Last checkpoint", last_saved, "in the record") if newest is None else ("Newest valid checkpoint", *newest),
@@ -114,11 +114,11 @@ def progress_tiles(history: History, total_tokens: float) -> list[tuple[str, str
         return []
     last = history.steps[-1]
     done = min(1.0, last.tokens / total_tokens)
-    found = [("Progress", percent(1)(done), f"{tokens_text(last.tokens)} of {tokens_text(total_tokens)} tokens")]
+    rows = [("Progress", percent(1)(done), f"{tokens_text(last.tokens)} of {tokens_text(total_tokens)} tokens")]
     if math.isfinite(last.seconds_left):
         end = f"ends {ending(last.seconds_left, datetime.fromtimestamp(history.last_time))}"
-        found.append(("Time left", duration(last.seconds_left), end))
-    return found
+        rows.append(("Time left", duration(last.seconds_left), end))
+    return rows
 
 
 def warnings(history: History) -> list[str]:

@@ -134,18 +134,18 @@ class Meter:
             seconds_left: to the end of the run; see `_seconds_left`.
         """
         speed = training_flops(rows, counts, self._model, plan.objective, texts) / seconds
-        found = _streams(plan.streams) | {
+        metrics = _streams(plan.streams) | {
             "tokens_per_second": plan.tokens / seconds,
             "packing_efficiency": plan.tokens / (plan.num_rows * plan.row_tokens),
             "seconds": seconds,
             "rank_flops_per_second": speed,
         }
         if self._peak_flops is not None:
-            found["mfu"] = speed / self._peak_flops
-        found["data_wait_share"] = wait_seconds / seconds
-        found["peak_memory_bytes"] = peak_memory_bytes(self._device)
-        found["seconds_left"] = self._seconds_left(plan, seconds, time.monotonic())
-        return found
+            metrics["mfu"] = speed / self._peak_flops
+        metrics["data_wait_share"] = wait_seconds / seconds
+        metrics["peak_memory_bytes"] = peak_memory_bytes(self._device)
+        metrics["seconds_left"] = self._seconds_left(plan, seconds, time.monotonic())
+        return metrics
 
     def _seconds_left(self, plan: BatchPlan, seconds: float, now: float) -> float:
         """Estimate the seconds to the end of the run by the speed of the last 50 steps, without the slowest of them.

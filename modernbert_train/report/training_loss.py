@@ -31,11 +31,11 @@ def mean(numbers: Sequence[float]) -> float:
 
 def losses_of(entries: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the losses in lines of metrics.jsonl, in order; a repeated step counts once, its last time."""
-    found: list[float] = []
+    losses: list[float] = []
     earliest = math.inf
     for entry in reversed(entries):
         step, loss = number(entry.get("step")), number(entry.get("loss"))
         if entry.get("kind") == "step" and step is not None and step < earliest:
             earliest = step
-            found.append(math.nan if loss is None else loss)
-    return found[::-1]
+            losses.append(math.nan if loss is None else loss)
+    return losses[::-1]

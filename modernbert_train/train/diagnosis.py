@@ -109,8 +109,8 @@ def find_non_finite(
                 key_dropout(seed, step, number, compute.device)
                 with _watched(model.model, watch):
                     _repeat(model, moved, compute, terms, divisors, watch, backward=backward, figures=compares)
-                if watch.found is not None:
-                    name, direction, tensor, before = watch.found
+                if watch.first is not None:
+                    name, direction, tensor, before = watch.first
                     chunks = _chunks_of(tensor, moved, part_rows, batch.plan, before)
                     findings.append(Finding(number, f"{name}, {direction}", chunks))
             except RuntimeError as error:
@@ -166,22 +166,22 @@ class _Watch:
     """Remembers the first tensor that is not finite, and the tensor at which gradients start.
 
     Attributes:
-        found: module, direction, and its output or the gradient of that. For a decoder, which is called on some
+        first: module, direction, and its output or the gradient of that. For a decoder, which is called on some
             positions at a time, also the number of positions in earlier calls.
         source: the first output that has a gradient.
         reached: " after MODULE, DIRECTION" for the last output or gradient seen; empty before the first.
     """
 
     def __init__(self) -> None:
-        self.found: tuple[str, str, Tensor, int | None] | None = None
+        self.first: tuple[str, str, Tensor, int | None] | None = None
         self.source: Tensor | None = None
         self.reached = ""
         self._decoded: Counter[str] = Counter()
 
     def note(self, name: str, direction: str, tensor: Tensor, before: int | None = None) -> None:
         self.reached = f" after {name}, {direction}"
-        if self.found is None and not _is_finite(tensor):
-            self.found = (name, direction, tensor.detach(), before)
+        if self.first is None and not _is_finite(tensor):
+            self.first = (name, direction, tensor.detach(), before)
 
     def hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def after_forward(module: nn.Module, inputs: Any, output: Any) -> None:

@@ -247,6 +247,6 @@ def write_result(
 
 def _in_words(figures: dict[str, dict[str, float]], task: TaskConfig) -> str:
     return "; ".join(
-        f"{name} " + ", ".join(f"{metric} {found[metric]:.4f}" for metric in task.measured)
-        for name, found in figures.items()
+        f"{name} " + ", ".join(f"{metric} {of_split[metric]:.4f}" for metric in task.measured)
+        for name, of_split in figures.items()
     )

@@ -42,10 +42,10 @@ def first_pass(
     vectors, sizes = [], []
     with torch.no_grad():
         for number, each in enumerate(microbatches):
-            found = forward(number, each.to(device, non_blocking=True))
-            assert found.vectors is not None
-            vectors.append(found.vectors.index_select(0, rows[number]))
-            sizes.append(len(found.vectors))
+            encoded = forward(number, each.to(device, non_blocking=True))
+            assert encoded.vectors is not None
+            vectors.append(encoded.vectors.index_select(0, rows[number]))
+            sizes.append(len(encoded.vectors))
     all_VW, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
     everyone = Texts.joined(known)
     if len(everyone) < 3:
@@ -53,7 +53,7 @@ def first_pass(
             f"the global batch has {everyone.num_queries} pair, and a positive needs other texts as negatives. Raise "
             "batch_rows or row_tokens of the phase."
         )
-    compared = compare(all_VW, everyone, own, settings, backward=True, scale=found.scale)
+    compared = compare(all_VW, everyone, own, settings, backward=True, scale=encoded.scale)
     assert compared.gradient_VW is not None and compared.scale_gradient_Q is not None
     sum_over_ranks(compared.gradient_VW)
     gradients = compared.gradient_VW[own].split([len(each) for each in rows])

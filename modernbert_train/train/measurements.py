@@ -83,28 +83,28 @@ class HeldOut(Measurement):
 
     def take(self, model: OnEncoder, before: int, entry: Entry) -> Entry:
         self.last = self._validation.evaluate(model, self.clock.at(before), self.compute, self._samples)
-        found = self.last.as_dict()
-        self.record.write(entry | found)
+        measured = self.last.as_dict()
+        self.record.write(entry | measured)
         if self._validation.samples:
             self.record.samples(entry | {"kind": "samples", "texts": self._validation.samples})
         self.progress.line(
-            f"validation at {entry['tokens']:,} tokens: loss {found['loss']:.3f} (unigram "
-            f"{found['unigram_loss']:.3f}), accuracy {found['accuracy']:.1%}"
+            f"validation at {entry['tokens']:,} tokens: loss {measured['loss']:.3f} (unigram "
+            f"{measured['unigram_loss']:.3f}), accuracy {measured['accuracy']:.1%}"
         )
-        self._warn_once(found, entry)
-        return {f"validation/{key}": value for key, value in found.items()}
+        self._warn_once(measured, entry)
+        return {f"validation/{key}": value for key, value in measured.items()}
 
-    def _warn_once(self, found: Entry, entry: Entry) -> None:
+    def _warn_once(self, measured: Entry, entry: Entry) -> None:
         """Warn once if the run is far behind comparable runs; training continues."""
         first = self.clock.phases[0]
         if self._rule is None or entry["tokens"] < 10 * first.phase.schedule.warmup_tokens:
             return
         warning = self._rule.behind(
-            found["loss"],
+            measured["loss"],
             count_parameters(first.model, first.objective).active,
             entry["tokens"],
             entry["step"],
-            unigram_loss=found["unigram_loss"],
+            unigram_loss=measured["unigram_loss"],
             unique_tokens=self._unique_tokens,
             held_out_tokens=self._validation.tokens,
         )
@@ -128,10 +128,10 @@ class Evaluated(Measurement):
 
     def take(self, model: OnEncoder, before: int, entry: Entry) -> Entry:
         post_heartbeat(f"the evaluation {self.name}")
-        found = self._evaluator(model, self.clock.at(before), self.compute)
-        self.record.write(entry | {"name": self.name, "figures": found})
-        self.progress.line(f"{self.name} at {entry['tokens']:,} tokens: {figures_text(found)}")
-        return {f"evals/{self.name}/{figure}": value for figure, value in found.items()}
+        figures = self._evaluator(model, self.clock.at(before), self.compute)
+        self.record.write(entry | {"name": self.name, "figures": figures})
+        self.progress.line(f"{self.name} at {entry['tokens']:,} tokens: {figures_text(figures)}")
+        return {f"evals/{self.name}/{figure}": value for figure, value in figures.items()}
 
 
 class Measurements:

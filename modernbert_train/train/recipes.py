@@ -167,6 +167,8 @@ def _packing_window(texts: int) -> int:
 
 def adamw(lr: float, weight_decay: float, max_grad_norm: float | None, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the section `optim`; `weight_decay` is torch's, which is multiplied by the rate."""
-    found = {"name": "adamw", "lr": lr, "weight_decay": weight_decay}
+    settings = {"name": "adamw", "lr": lr, "weight_decay": weight_decay}
     other = [each for each in overrides if each.startswith("optim.name=") and each != "optim.name=adamw"]
-    return found if other else found | {"max_grad_norm": max_grad_norm}  # other optimizers bound updates themselves
+    return (
+        settings if other else settings | {"max_grad_norm": max_grad_norm}
+    )  # other optimizers bound updates themselves

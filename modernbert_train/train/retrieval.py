@@ -139,16 +139,16 @@ def _own(recipe: Recipe, source: Source) -> dict[str, Any]:
     """
     if recipe.config.is_late:
         return {}
-    found: dict[str, Any] = {}
+    saved: dict[str, Any] = {}
     if (folder := sentence_folder(encoder_named(recipe.model).source)) is not None:
-        found = own_settings(folder)
+        saved = own_settings(folder)
     elif source.objective is not None and source.objective.compares:
         prompts = own_prompts(source) or {}
-        found = {"pooling": source.objective.pooling}
-        found |= {f"{kind}_prompt": prompts.get(kind) for kind in ("query", "document")}
-    if (pooling := recipe.config.pooling or found.get("pooling") or "mean") not in ("cls", "mean", "sparse"):
+        saved = {"pooling": source.objective.pooling}
+        saved |= {f"{kind}_prompt": prompts.get(kind) for kind in ("query", "document")}
+    if (pooling := recipe.config.pooling or saved.get("pooling") or "mean") not in ("cls", "mean", "sparse"):
         raise ConfigError(f"--model={recipe.model}: its pooling is {pooling}. Set pooling=mean, or name the encoder.")
-    return {key: value for key, value in found.items() if getattr(recipe.config, key) is None}
+    return {key: value for key, value in saved.items() if getattr(recipe.config, key) is None}
 
 
 # --- pairs -------------------------------------------------------------------------------------------------------

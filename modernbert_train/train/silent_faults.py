@@ -119,18 +119,18 @@ class SilentFaults:
         if same:
             self._agreed = True
             return
-        found = gather_from_all((float(self._checksum), socket.gethostname()))
-        (usual, times), *_ = Counter(value for value, _ in found).most_common()
-        odd = [f"rank {rank} on {host}" for rank, (value, host) in enumerate(found) if value != usual]
-        who = ", ".join(odd[:8]) if times > len(found) / 2 else "no two halves of the ranks agree"
+        checksums = gather_from_all((float(self._checksum), socket.gethostname()))
+        (usual, times), *_ = Counter(value for value, _ in checksums).most_common()
+        odd = [f"rank {rank} on {host}" for rank, (value, host) in enumerate(checksums) if value != usual]
+        who = ", ".join(odd[:8]) if times > len(checksums) / 2 else "no two halves of the ranks agree"
         if self._agreed:
             error = RunError(
                 f"step {step}: the copies of the weights differ between ranks, which no code here causes: {who}. They "
                 f"were equal {STEPS} steps before, so hardware has computed or stored something wrong. Return to a "
                 f"checkpoint of step {step - STEPS} or before (`restore`), and start again without that machine."
             )
-            rank = next(rank for rank, (value, _) in enumerate(found) if value != usual)
-            error.at_fault = (rank, found[rank][1]) if times > len(found) / 2 else None
+            rank = next(rank for rank, (value, _) in enumerate(checksums) if value != usual)
+            error.at_fault = (rank, checksums[rank][1]) if times > len(checksums) / 2 else None
             raise error
         self._odd = True
         if this_rank() == 0:

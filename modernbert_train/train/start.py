@@ -121,9 +121,9 @@ def find_first(config: RunConfig, facts: DataFacts, folder: RunFolder, *, fresh:
 
     origin = find_origin(config)
     assert origin is not None
-    found = effects(config.data, facts, origin)
+    token_effects = effects(config.data, facts, origin)
     own = weights_hash(str(origin.source.folder))
-    return Start(origin=origin, origin_hash=own, effects=found, effect_lines=describe_effects(found))
+    return Start(origin=origin, origin_hash=own, effects=token_effects, effect_lines=describe_effects(token_effects))
 
 
 def find_start(config: RunConfig, facts: DataFacts, folder: RunFolder, first: Start | None) -> Start:
@@ -221,8 +221,8 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
     if start.checkpoint is None or (start.branch is not None and start.branch.data != "keep"):
         return dict(here)
     there, folder = start.checkpoint.state.data, start.checkpoint.folder
-    found = differences(there, here)
-    for each in found:
+    changed = differences(there, here)
+    for each in changed:
         if each.is_teacher and start.branch is None:
             raise DataError(
                 f"{folder}: trained by another teacher than objective.teacher={config.objective.named_teacher} holds "
@@ -236,7 +236,7 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
             )
     if start.branch is not None:  # another run has separate figures
         return dict(here)
-    for each in found:
+    for each in changed:
         if each.is_held_out:
             raise DataError(
                 f"{folder}: measured on other held-out text than data.validation={config.data.validation} holds now: "

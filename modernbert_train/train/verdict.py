@@ -108,8 +108,8 @@ def find_target_again(clock: Clock, checkpoints: Path, *, name: str, tokens_befo
 
 
 def _of_phase(clock: Clock, checkpoints: Path, last_step: int, tokens_before: int) -> Checkpoint | None:
-    found, _ = newest_valid(checkpoints, last_step)
-    if found is None:
+    newest, _ = newest_valid(checkpoints, last_step)
+    if newest is None:
         return None
-    tokens = (found.state.tokens, tokens_before)
-    return found if len({clock.at(each).index for each in tokens}) == 1 else None
+    tokens = (newest.state.tokens, tokens_before)
+    return newest if len({clock.at(each).index for each in tokens}) == 1 else None

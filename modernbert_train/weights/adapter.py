@@ -71,11 +71,11 @@ def _same_encoder(source: Source, export: Source) -> bool:
     return all(name in theirs and torch.equal(ours[name], theirs[name]) for name in encoder)
 
 
-def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Path:
+def export_adapter(checkpoint: Checkpoint, base: str, merged: Path, out: Path) -> Path:
     """Write the adapters of a fine-tuned checkpoint, with the heads trained with them, for peft.
 
     Args:
-        found: of a run with `objective.lora`.
+        checkpoint: of a run with `objective.lora`.
         base: the model that the encoder started from, see `base_of`.
         merged: the exported model with the adapters merged into its weights; its config.json and tokenizer are copied,
             since the base lacks labels.
@@ -88,10 +88,10 @@ def export_adapter(found: Checkpoint, base: str, merged: Path, out: Path) -> Pat
         ConfigError: transformers lacks such a class, or stores these layers in a shape that peft does not adapt.
         StorageError: the folder cannot be written.
     """
-    source, objective = source_of(found), phase_objective(found)
+    source, objective = source_of(checkpoint), phase_objective(checkpoint)
     objective = cast(LabelledConfig, objective)
     assert objective.lora is not None
-    hub, weights = classifier_format(source.model, objective), found.weights()
+    hub, weights = classifier_format(source.model, objective), checkpoint.weights()
     tensors, targets = {}, set()
     for name in (name.removesuffix(LORA_A) for name in weights if name.endswith(LORA_A)):
         for theirs, part_B in _parts(hub, name, source.model, weights[name + LORA_B]):

@@ -136,8 +136,8 @@ def average_each(
     every = [*parts, *([] if base is None else [base])]
     stored = [part.checkpoint.stored_weights() for part in every]
     names = [set(tensors) for tensors in stored]
-    for part, found in zip(every, names, strict=True):
-        if odd := sorted(found ^ names[0]):
+    for part, tensor_names in zip(every, names, strict=True):
+        if odd := sorted(tensor_names ^ names[0]):
             raise ConfigError(
                 f"{part.checkpoint.folder} and {parts[0].checkpoint.folder}: only one of them has {odd[0]}. "
                 "Average checkpoints of one model."
@@ -201,19 +201,19 @@ def _last_of_decay(names: Sequence[str], last: int) -> list[Path]:
     config = load_run([run / CONFIG_YAML])
     phase = list(config.phases.values())[-1]
     start = config.total_tokens - (phase.schedule.decay_tokens or phase.tokens)
-    found: list[Path] = []
+    folders: list[Path] = []
     for folder in sorted((run / "checkpoints").glob("step-" + "[0-9]" * 8 + "*"), reverse=True):
-        if "." in folder.name or len(found) == last:
+        if "." in folder.name or len(folders) == last:
             continue
         with errors_to(warn, StorageError, before="passed over a damaged checkpoint: "):
             if verify(folder).state.tokens > start:
-                found.insert(0, folder)
-    if len(found) < last:
+                folders.insert(0, folder)
+    if len(folders) < last:
         raise StorageError(
-            f"{run}: only {len(found)} whole checkpoints of its decay, which begins at {start:,} tokens, and "
+            f"{run}: only {len(folders)} whole checkpoints of its decay, which begins at {start:,} tokens, and "
             f"--last={last}. Lower it, or train with checkpoint.interval_tokens, which keeps more checkpoints."
         )
-    return found
+    return folders
 
 
 def _parts(sources: Sequence[Source], weights: Sequence[float] | None) -> list[Part]:

@@ -80,11 +80,11 @@ def _folder_of(name: str | Path) -> Iterator[tuple[Path, Path]]:
     from modernbert_train.weights.export import export_source
     from modernbert_train.weights.source import open_model
 
-    found = look_up(name, any_kind=True)
-    folder = found.path if found.kind != "hub" else found.folder
+    looked_up = look_up(name, any_kind=True)
+    folder = looked_up.path if looked_up.kind != "hub" else looked_up.folder
     if folder is None:  # nothing is fetched
         raise DataError(f"{name}: no such folder. {runs_beside(Path(name))} Or fetch that model: hf download {name}.")
-    if found.kind in ("folder", "hub"):
+    if looked_up.kind in ("folder", "hub"):
         raw = read_content(folder)
         kind = raw.get("model_type")
         is_wide = kind == "electra" and raw.get("embedding_size", 128) != raw.get("hidden_size", 256)  # a generator

@@ -157,9 +157,9 @@ def _weight_files(folder: Path) -> list[str]:
             raise DataError(f"{folder / INDEX}: its weight_map names no files of this folder. Restore it from a copy.")
         return sorted(set(shards.values()))
     others = sorted(path.name for pattern in ("*.bin", "*.h5", "*.msgpack") for path in folder.glob(pattern))
-    found = f", only {', '.join(others)}" if others else ""
+    only_others = f", only {', '.join(others)}" if others else ""
     raise DataError(
-        f"{folder / WEIGHTS}: no such file, nor {INDEX}{found}. Fetch it, or convert other formats with "
+        f"{folder / WEIGHTS}: no such file, nor {INDEX}{only_others}. Fetch it, or convert other formats with "
         "transformers: AutoModelForMaskedLM.from_pretrained(old).save_pretrained(new)."
     )
 

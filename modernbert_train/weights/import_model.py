@@ -63,10 +63,10 @@ def _shared(model: ModelConfig, folder: Path) -> ModelConfig:
     """Return an ALBERT with `sharing` found from its weights, since config.json lacks a key for it."""
     if model.name != "albert" or (albert := cast(AlbertConfig, model)).sharing != "none":
         return model
-    for found in (replace(albert, sharing="attention"), replace(albert, sharing="ffn")):
+    for config in (replace(albert, sharing="attention"), replace(albert, sharing="ffn")):
         try:
-            load_weights(folder, found)
+            load_weights(folder, config)
         except DataError:
             continue
-        return found
+        return config
     return model

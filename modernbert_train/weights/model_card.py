@@ -398,16 +398,20 @@ def _bits(last: Mapping[str, Any]) -> str:
 
 def _temperature(last: Mapping[str, Any]) -> str:
     """Return a sentence with the learnt temperature; empty without one."""
-    found = number(last.get(TEMPERATURE))
-    return "" if found is None else f"Scores are divided by a learnt temperature, {found:.4f} at that time.\n\n"
+    temperature = number(last.get(TEMPERATURE))
+    return (
+        ""
+        if temperature is None
+        else f"Scores are divided by a learnt temperature, {temperature:.4f} at that time.\n\n"
+    )
 
 
 def _detection(last: Mapping[str, Any]) -> str:
     """Return a sentence on replaced token detection; empty if it was not recorded."""
-    found = [number(last.get(f"rtd/{key}")) for key in ("accuracy", "replaced", "loss")]
-    if None in found:
+    numbers = [number(last.get(f"rtd/{key}")) for key in ("accuracy", "replaced", "loss")]
+    if None in numbers:
         return ""
-    accuracy, replaced, loss = (float(each or 0) for each in found)
+    accuracy, replaced, loss = (float(each or 0) for each in numbers)
     detected = f"the model labelled {accuracy:.1%} of all tokens correctly, with a loss of {loss:.3f}"
     return f"{replaced:.1%} of the tokens were replaced; {detected}.\n\n"
 

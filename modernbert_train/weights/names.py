@@ -134,15 +134,15 @@ def weights_hash(name: str, *, whole: bool = False) -> str | None:
     checkpoint's configuration and tokenizer, which the hashes in results leave out.
     """
     with suppress(OSError, ValueError, TypeError, KeyError, RunError):  # `open_model` raises the error
-        found = look_up(name, any_kind=True)
-        folder = found.folder
+        looked_up = look_up(name, any_kind=True)
+        folder = looked_up.folder
         if folder is not None and (folder / MANIFEST).is_file():
             manifest = read_manifest(folder)
             names = [*sorted(manifest.weights), *((CONFIG_YAML, STATE) if whole else ())]
             parts = {each: manifest.files[each].xxh3_128 for each in names}
         else:
-            files = {found.path} if folder is None else _files_of(folder)
-            files |= {*found.path.parent.glob("tokenizer*.json")} if folder is None and whole else set()
+            files = {looked_up.path} if folder is None else _files_of(folder)
+            files |= {*looked_up.path.parent.glob("tokenizer*.json")} if folder is None and whole else set()
             parts = {os.path.relpath(file, folder or file): FileHash.of(file).xxh3_128 for file in sorted(files)}
         return FileHash.of_text(json.dumps(parts)).xxh3_128 if parts else None
     return None
@@ -192,8 +192,8 @@ def _cached(name: Path) -> Path | None:
     """Return the folder of a model of the hub in this machine's cache, without a request to the hub."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(str(name), CONFIG_JSON)
-    return Path(found).parent if isinstance(found, str) else None
+    cached = try_to_load_from_cache(str(name), CONFIG_JSON)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _encoder_in(folder: Path) -> Path:
@@ -253,8 +253,8 @@ def _described(name: str) -> Described | None:
 @functools.cache
 def architecture_of(name: str) -> ModelConfig | None:
     """Return the architecture of a named model; None where this machine cannot tell."""
-    found = _described(name)
-    return None if found is None else found.model
+    described = _described(name)
+    return None if described is None else described.model
 
 
 def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
@@ -280,8 +280,8 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
         with suppress(OSError, ValueError, RunError):  # `resolve` raises the error
             then = load_run([saved])
             trained = (then.model, then.objective.max_tokens)
-    elif (found := _described(name)) is not None:
-        trained = (found.model, found.max_tokens)
+    elif (described := _described(name)) is not None:
+        trained = (described.model, described.max_tokens)
     if trained is None:
         return config
     model, longest = trained

@@ -175,10 +175,10 @@ def _used(weights: Mapping[str, Tensor], objective: DistillConfig) -> dict[str, 
 
 def _hash(weights: Mapping[str, Tensor]) -> str:
     """Hash names and values, without a tied decoder, which checkpoints omit too."""
-    found, tables = hashlib.sha256(), [tensor for name, tensor in weights.items() if "tok_embeddings" in name]
+    sha256, tables = hashlib.sha256(), [tensor for name, tensor in weights.items() if "tok_embeddings" in name]
     for name in sorted(weights):
         if name == DECODER and any(torch.equal(weights[name], table) for table in tables):
             continue
-        found.update(name.encode())
-        found.update(weights[name].float().contiguous().numpy().data)
-    return found.hexdigest()
+        sha256.update(name.encode())
+        sha256.update(weights[name].float().contiguous().numpy().data)
+    return sha256.hexdigest()

@@ -83,12 +83,12 @@ def effect_on(shards: TokenShards, rows: TokenRows, old_folder: Path, new_folder
     return Effect(tokens, averaged, unknown, old_tokens, num_bytes)
 
 
-def describe_effects(found: dict[str, Effect]) -> list[str]:
+def describe_effects(effects_of: dict[str, Effect]) -> list[str]:
     """Return a table with a line for each stream; empty without streams."""
-    if not found:
+    if not effects_of:
         return []
     rows = [("text", "sample, tokens", "with a new row", "before", "shorter by", "bytes a token")]
-    for name, effect in found.items():
+    for name, effect in effects_of.items():
         rows.append(
             (
                 name,

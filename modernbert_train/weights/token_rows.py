@@ -99,8 +99,8 @@ def token_rows(old_folder: Path, new_folder: Path, old_rows: int, new_rows: int)
     pieces: list[list[int]] = [[] for _ in range(new_rows)]
     for token, i in new.ids.items():
         if token in new.special:
-            found = old.ids.get(token, roles.get(token))
-            pieces[i] = [] if found is None else [found]
+            old_id = old.ids.get(token, roles.get(token))
+            pieces[i] = [] if old_id is None else [old_id]
         elif new.kind == old.kind and token in old.ids and new.token_bytes(token) == old.token_bytes(token):
             pieces[i] = [old.ids[token]]
         elif (text_bytes := new.token_bytes(token)) in known:
@@ -177,12 +177,12 @@ def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool
         except UnicodeDecodeError:  # a part of a character
             return [known[bytes([byte])] for byte in text_bytes if bytes([byte]) in known]
         if old.kind == _SENTENCE_PIECE:  # its encode would put a space before the text
-            found = [piece.id for piece in old.tokenizer.model.tokenize(text.replace(" ", _SPACE))]
+            ids = [piece.id for piece in old.tokenizer.model.tokenize(text.replace(" ", _SPACE))]
         else:
-            found = old.tokenizer.encode(text, add_special_tokens=False).ids
-        if inside and found and marks_spaces and text[:1].isalnum():
-            found[0] = inside[found[0]]
-        return [i for i in found if i not in dropped]
+            ids = old.tokenizer.encode(text, add_special_tokens=False).ids
+        if inside and ids and marks_spaces and text[:1].isalnum():
+            ids[0] = inside[ids[0]]
+        return [i for i in ids if i not in dropped]
 
     return cut
 

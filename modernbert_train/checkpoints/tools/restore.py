@@ -47,8 +47,8 @@ def restore(selection: Selection, step: int, store: Store | None, say: Callable[
     require_own_files(run)  # a link would be written through
     remedy = "Fix the disk, and give the same command again."
     with os_errors_as(StorageError, f"{run}: cannot be written", remedy), take_lock(run, _BUSY):
-        found = _find(selection, step, store, say)
-        if found.is_average:
+        restored = _find(selection, step, store, say)
+        if restored.is_average:
             refuse_average(run)
         into = f"{SUPERSEDED}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-back-to-step-{step:08d}"
         _set_aside_copies(store, step, into, say)
@@ -57,8 +57,8 @@ def restore(selection: Selection, step: int, store: Store | None, say: Callable[
             _set_aside(newer, selection.checkpoints / into, run / METRICS)
             say(f"set aside in {selection.checkpoints / into}: {', '.join(folder.name for folder in newer)}")
         say(
-            f"the next start of {run} resumes from step {step:,}, {found.state.tokens:,} tokens, phase "
-            f"{found.state.phase}; its record of later steps is dropped then"
+            f"the next start of {run} resumes from step {step:,}, {restored.state.tokens:,} tokens, phase "
+            f"{restored.state.phase}; its record of later steps is dropped then"
         )
 
 

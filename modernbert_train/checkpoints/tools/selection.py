@@ -128,7 +128,7 @@ def verify_copies(store: Store, only: int | None, say: Callable[[str], None]) ->
         with errors_to(wrong.append, StorageError):
             manifest = manifest_of(store, name)
             for each, expected in manifest.files.items():
-                if (found := store.digest(f"{name}/{each}")) != expected:
-                    raise StorageError(f"{store.url}/{name}/{each}: {found}, the manifest says {expected}")
+                if (digest := store.digest(f"{name}/{each}")) != expected:
+                    raise StorageError(f"{store.url}/{name}/{each}: {digest}, the manifest says {expected}")
             say(f"{store.url}/{name}: valid")
     return wrong

@@ -292,31 +292,31 @@ def _folder(theirs: _Keys, section: str, key: str, placeholder: str) -> str:
 
 def _streams(theirs: _Keys, section: str) -> dict[str, dict[str, Any]]:
     """Translate Streaming's streams: proportions that add up to 1, or repetitions."""
-    found: dict[str, dict[str, Any]] = {}
+    streams: dict[str, dict[str, Any]] = {}
     for name in theirs.below(f"{section}.streams"):
         here = f"{section}.streams.{name}"
-        found[name] = {"path": _folder(theirs, here, f"data.streams.{name}.path", f"data/{name}/train")}
+        streams[name] = {"path": _folder(theirs, here, f"data.streams.{name}.path", f"data/{name}/train")}
         for share in ("proportion", "repeat"):
             value = theirs.take(f"{here}.{share}", None)
             if value is not None:
-                found[name][share] = value
+                streams[name][share] = value
         if (chosen := theirs.take(f"{here}.choose", None)) is not None:
             theirs.notes.append(
                 f"{here}.choose={chosen}: samples of a pass; here data.streams.{name}.tokens counts tokens"
             )
-    shares = [each["proportion"] for each in found.values() if "proportion" in each]
-    if shares and len(shares) == len(found):
-        for each in found.values():
+    shares = [each["proportion"] for each in streams.values() if "proportion" in each]
+    if shares and len(shares) == len(streams):
+        for each in streams.values():
             each["proportion"] = each["proportion"] / sum(shares)
-    return found
+    return streams
 
 
 def _architecture(theirs: _Keys) -> None:
     for key, (needed, default) in FIXED.items():
-        found = theirs.take(f"model.model_config.{key}", default)
-        if found != needed:
+        value = theirs.take(f"model.model_config.{key}", default)
+        if value != needed:
             theirs.problems.append(
-                f"model.model_config.{key}={found} ({theirs.file}): this encoder only supports {needed}, so it cannot "
+                f"model.model_config.{key}={value} ({theirs.file}): this encoder only supports {needed}, so it cannot "
                 "be trained here."
             )
 

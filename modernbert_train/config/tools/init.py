@@ -94,9 +94,9 @@ def _blocks(lines: list[str]) -> dict[str, _Block]:
     above: list[str] = []
     last: _Block | None = None
     for line in lines:
-        found = _KEY.match(line)
-        if found is not None and len(found.group(1)) == min(indents):
-            last = blocks[found.group(2)] = _Block(above, line)
+        key = _KEY.match(line)
+        if key is not None and len(key.group(1)) == min(indents):
+            last = blocks[key.group(2)] = _Block(above, line)
             above = []
         elif not line.strip() or line.lstrip().startswith("#"):
             above.append(line)
@@ -111,7 +111,7 @@ def _blocks(lines: list[str]) -> dict[str, _Block]:
 
 
 def _lines(keys: Mapping[str, _Block]) -> list[str]:
-    found: list[str] = []
+    merged: list[str] = []
     for block in keys.values():
-        found += [*block.above, block.line, *(_lines(block.keys) if block.keys else block.lines)]
-    return found
+        merged += [*block.above, block.line, *(_lines(block.keys) if block.keys else block.lines)]
+    return merged

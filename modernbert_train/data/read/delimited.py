@@ -37,8 +37,8 @@ def read_csv(span: Span, source: RowSourceConfig, columns: Columns, max_characte
     quotes, altered = source.kind != "tsv", None
     delimiter = source.delimiter or ("," if quotes else "\t")
     codec, errors = "utf-8-sig", "surrogateescape"  # a damaged byte loses only its row
-    if source.encoding != UTF_8 and (found := _codec(span.file, source.encoding)) != UTF_8:
-        altered, codec, errors = decoded_as(found), found, "strict"
+    if source.encoding != UTF_8 and (detected := _codec(span.file, source.encoding)) != UTF_8:
+        altered, codec, errors = decoded_as(detected), detected, "strict"
     with open_unpacked(span.file) as content, io.TextIOWrapper(content, codec, errors, newline="") as file:
         rows = _rows(file, delimiter, quotes, columns.strict)
         try:
@@ -126,10 +126,10 @@ def _row(id: str, cells: list[str], head: list[str], columns: Columns, altered: 
 
 def _hint(head: list[str], delimiter: str) -> str:
     """Suggest the delimiter that the header seems to have."""
-    found = [each for each in (*_DELIMITERS, ",") if each != delimiter and any(each in name for name in head)]
-    if len(head) > 1 or not found:
+    others = [each for each in (*_DELIMITERS, ",") if each != delimiter and any(each in name for name in head)]
+    if len(head) > 1 or not others:
         return ""
-    name = _NAMES.get(found[0], found[0])
+    name = _NAMES.get(others[0], others[0])
     return f'; its delimiter seems to be "{name}": set delimiter: "{name}"'
 
 
@@ -137,7 +137,7 @@ def _codec(file: Path, encoding: str) -> str:
     """Return Python's name of a file's encoding, which also removes a byte order mark; UTF-8 without a guess."""
     with open_unpacked(file) as content:
         begin = beginning(content)
-    found = (guess(begin) or UTF_8) if encoding == AUTO else codec_of(encoding, begin)
+    codec = (guess(begin) or UTF_8) if encoding == AUTO else codec_of(encoding, begin)
     if encoding != AUTO and is_surely_utf_8(begin):
         return UTF_8
-    return "utf-16" if found.startswith("utf-16") and has_utf_16_mark(begin) else found
+    return "utf-16" if codec.startswith("utf-16") and has_utf_16_mark(begin) else codec

@@ -114,11 +114,11 @@ def look_at(file: Path) -> str | None:
     """
     with open_unpacked(file) as content:
         block = beginning(content)
-    if (found := guess(block)) is not None:
-        return found
+    if (encoding := guess(block)) is not None:
+        return encoding
     lines = b"".join(line for line in block.splitlines(keepends=True) if not _is_utf_8(line))
-    if (found := guess(lines)) is not None:
-        return found
+    if (encoding := guess(lines)) is not None:
+        return encoding
     from charset_normalizer import from_bytes
 
     best = from_bytes(lines[:_GUESSED_AT]).best()

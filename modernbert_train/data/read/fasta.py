@@ -63,12 +63,12 @@ class _Record:
 
     def add(self, line: bytes) -> Iterator[Row | LeftOut]:
         """Take a line; yield the parts that are complete."""
-        found = b"".join(line.split())
-        self._total += len(found)
+        letters = b"".join(line.split())
+        self._total += len(letters)
         if self._part_letters is None:
-            self._letters += found if self._total <= self._max_characters else b""
+            self._letters += letters if self._total <= self._max_characters else b""
             return
-        self._letters += found
+        self._letters += letters
         while len(self._letters) > self._part_letters:
             yield self._part(self._part_letters)
 

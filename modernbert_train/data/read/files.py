@@ -61,8 +61,8 @@ def source_files(name: str, source: RowSourceConfig) -> list[Path]:
                 f"sources.{name}: {pattern} is not a pattern ({problem}). Write one like **/*.txt, relative to the "
                 "folder."
             )
-    found = {file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts, root)}
-    files = sorted(file for file in found if source.kind != "text" or not _is_packed_table(file, patterns))
+    matching = {file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts, root)}
+    files = sorted(file for file in matching if source.kind != "text" or not _is_packed_table(file, patterns))
     if not files:
         there = f" ({_shown(others)} are there)" if (others := _endings(root, ())) else ""
         raise DataError(
@@ -80,12 +80,12 @@ def _is_packed_table(file: Path, patterns: Iterable[str]) -> bool:
 
 def _alternatives(pattern: str) -> Iterator[str]:
     """Yield the patterns that one with {a,b} stands for."""
-    found = _BRACES.search(pattern)
-    if found is None:
+    braces = _BRACES.search(pattern)
+    if braces is None:
         yield pattern
         return
-    for each in found[1].split(","):
-        yield from _alternatives(pattern[: found.start()] + each + pattern[found.end() :])
+    for each in braces[1].split(","):
+        yield from _alternatives(pattern[: braces.start()] + each + pattern[braces.end() :])
 
 
 def passed_over(config: DatasetConfig) -> dict[str, dict[str, int]]:
@@ -96,16 +96,16 @@ def passed_over(config: DatasetConfig) -> dict[str, dict[str, int]]:
     every = [*config.sources.items(), *config.evaluation_sets.items()]
     taken = {os.path.abspath(file) for name, source in every for file in source_files(name, source)}
     return {
-        name: dict(found.most_common())
+        name: dict(endings.most_common())
         for name, source in config.sources.items()
         if source.kind in ("text", "jsonl", "parquet", "csv", "tsv", "fasta")
-        and (found := _endings(Path(source.path or ""), taken))
+        and (endings := _endings(Path(source.path or ""), taken))
     }
 
 
-def passed_over_lines(found: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+def passed_over_lines(endings_of: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """Describe the result of `passed_over` for the user."""
-    for name, endings in found.items():
+    for name, endings in endings_of.items():
         yield (
             f"sources.{name}: {sum(endings.values()):,} files of its folder are not read: {_shown(endings)}. To read "
             f"them, set sources.{name}.glob, or add a source."

@@ -33,9 +33,9 @@ def open_dataset(path: str, subset: str | None, split: str, *, streaming: bool) 
 
     if not is_saved(path):
         return datasets.load_dataset(path, subset, split=split, **{"streaming": True} if streaming else {})
-    found = datasets.load_from_disk(path)
-    is_one = isinstance(found, datasets.Dataset)
-    splits = {"train": found} if is_one else {**found}
+    loaded = datasets.load_from_disk(path)
+    is_one = isinstance(loaded, datasets.Dataset)
+    splits = {"train": loaded} if is_one else {**loaded}
     if subset is not None or split not in splits:
         remedy = "neither subset nor split. Leave both out." if is_one else f"the splits {some([*splits])}. Name one."
         raise DataError(f"{path}: save_to_disk wrote it, with {remedy}")

@@ -30,8 +30,8 @@ def read_mds(span: Span, source: RowSourceConfig, columns: Columns, max_characte
     names = dict(zip(header["column_names"], header["column_encodings"], strict=True))
     (text,) = columns.required
     if names.get(text) not in _TEXT:
-        found = Columns((text,)).lacking([f"{name} ({encoding})" for name, encoding in names.items()])
-        yield no_column(f"{span.path}: all documents", f"{found}; it must hold text (str or bytes)")
+        problem = Columns((text,)).lacking([f"{name} ({encoding})" for name, encoding in names.items()])
+        yield no_column(f"{span.path}: all documents", f"{problem}; it must hold text (str or bytes)")
         return
     place = ColumnPlace(header, text)
     wanted = {c for column in columns.optional for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}

@@ -100,11 +100,11 @@ def _open(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
 
 
 def _dense(metadata: Any, columns: Sequence[str]) -> list[str]:
-    found: set[str] = set()
+    paths: set[str] = set()
     tops = {column.split(".")[0] for column in columns}
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):
             long = chunk.total_uncompressed_size > max(_LONG, _DENSE * chunk.total_compressed_size)
             if long and chunk.path_in_schema.split(".")[0] in tops and chunk.physical_type == "BYTE_ARRAY":
-                found.add(chunk.path_in_schema)
-    return sorted(found)
+                paths.add(chunk.path_in_schema)
+    return sorted(paths)

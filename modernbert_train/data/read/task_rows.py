@@ -115,10 +115,10 @@ def json_of(path: Path) -> Any:
             raise ValueError(damage(error)) from None
     if len(raw) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES:,} bytes. Write .jsonl, which has no limit.")
-    found = parse_json(raw)
-    if has_half_pair(raw.decode("utf-8", "replace"), found):
+    parsed = parse_json(raw)
+    if has_half_pair(raw.decode("utf-8", "replace"), parsed):
         raise ValueError(f"{HALF_PAIR}. Correct it, or remove it.")
-    return found
+    return parsed
 
 
 def require_text(value: Any, where: str) -> None:

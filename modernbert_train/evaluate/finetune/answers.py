@@ -68,11 +68,11 @@ class Answers(Kind):
         if ending(path) != SQUAD:
             yield from super().rows(path, task, labelled, named)
             return
-        found = json_of(path)
+        content = json_of(path)
         try:
             questions = [
                 (each["context"], question)
-                for article in found["data"]
+                for article in content["data"]
                 for each in article["paragraphs"]
                 for question in each["qas"]
             ]
@@ -95,13 +95,13 @@ class Answers(Kind):
         if not labelled:
             return example
         where = example.place.rpartition(": ")[2]
-        found = _spans(example.label, f"{where}: {_label_column(task)}")
-        if not found and not task.unanswerable:
+        spans = _spans(example.label, f"{where}: {_label_column(task)}")
+        if not spans and not task.unanswerable:
             raise ValueError(
                 f"{where}: has no answer, and every question of SQuAD 1 has. Set unanswerable=true where contexts may "
                 "hold none, as in SQuAD 2; or leave it out. A split that hides its answers belongs under predict."
             )
-        return example._replace(label=found)
+        return example._replace(label=spans)
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
         """See `Kind`: the first and the last character of the first answer that the context has at `answer_start`."""
@@ -120,9 +120,9 @@ class Answers(Kind):
         self, split: Split, values: Sequence[NDArray[Any]], labels: Labels, reader: Reader, counts: Counts
     ) -> Iterator[Encoded]:
         """See `Kind`. Measured splits also get the character offsets of each context."""
-        found = reader.ids(split.examples, [example.texts[:1] for example in split.examples])
+        ids_of_questions = reader.ids(split.examples, [example.texts[:1] for example in split.examples])
         context, encoding = "", reader.tokenizer.encode("", add_special_tokens=False)
-        for (question,), example, value in zip(found, split.examples, values, strict=True):
+        for (question,), example, value in zip(ids_of_questions, split.examples, values, strict=True):
             if example.texts[1] != context:  # consecutive questions often share a context
                 context = example.texts[1]
                 encoding = reader.tokenizer.encode(context, add_special_tokens=False)
@@ -161,8 +161,10 @@ class Answers(Kind):
         from modernbert_train.evaluate.metrics import finite, span_loss
 
         texts = read_texts(Path(outputs.settings.shards))
-        found = [each.text for each in predicted_answers(texts, outputs.logits.numpy(), outputs.objective)]
-        figures = answer_figures(found, [text["label"] for text in texts], unanswerable=outputs.objective.unanswerable)
+        predicted = [each.text for each in predicted_answers(texts, outputs.logits.numpy(), outputs.objective)]
+        figures = answer_figures(
+            predicted, [text["label"] for text in texts], unanswerable=outputs.objective.unanswerable
+        )
         named = finite(outputs.logits, {name: figures[name] for name in outputs.settings.metrics})
         loss = span_loss(outputs.logits, outputs.labels, outputs.sizes)
         return {"loss": loss, **named, f"{COUNT}texts": float(len(texts))}
@@ -192,13 +194,13 @@ def _spans(value: Any, where: str) -> tuple[Span, ...]:
         value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(value, list):
         raise ValueError(f"{where} is {shown_value(value)}, not answers with text and answer_start. Correct it.")
-    found = []
+    spans = []
     for each in value:
         text, start = (each.get("text"), each.get("answer_start")) if isinstance(each, dict) else (None, None)
         if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
             raise ValueError(f"{where} has an answer that lacks a text or an integer answer_start. Correct it.")
-        found.append(Span(text, start))
-    return tuple(found)
+        spans.append(Span(text, start))
+    return tuple(spans)
 
 
 def _place(example: Example) -> NDArray[np.int64]:

@@ -55,30 +55,30 @@ def find_outcome(config: RunConfig, task: TaskConfig) -> Outcome:
             )
         return Outcome(newest_checkpoint(config.folder), last, None if task.best is None else len(measured))
     checkpoints, sign = RunFolder(config).checkpoints, -1.0 if task.best == "loss" else 1.0
-    found = [
+    epochs = [
         (sign * value, -epoch, step)  # of ties the earliest
         for epoch, value in values.items()
         if folder_of(checkpoints, step := measured[epoch - 1][0]["step"]).is_dir()
     ]
-    if not found:
+    if not epochs:
         raise DataError(
             f"{config.folder}/metrics.jsonl: lacks {split}'s {task.best} for every existing checkpoint "
             f"(best={task.best}). Leave best out; or train again under another name=."
         )
-    _, epoch, step = max(found)
+    _, epoch, step = max(epochs)
     return Outcome(verify(folder_of(checkpoints, step)), measured[-epoch - 1][1], -epoch)
 
 
 def remove_others(config: RunConfig, outcome: Outcome) -> None:
     """Remove the checkpoints of all other epochs, except the newest, which shows that the run is finished."""
-    found = step_folders(RunFolder(config).checkpoints)
-    remove([path for path in found[:-1] if path.name != outcome.checkpoint.folder.name])
+    folders = step_folders(RunFolder(config).checkpoints)
+    remove([path for path in folders[:-1] if path.name != outcome.checkpoint.folder.name])
 
 
 def _measured(config: RunConfig) -> list[tuple[dict[str, Any], Figures]]:
     """Return the entry and the figures of all splits for each measured step."""
-    found: dict[int, tuple[dict[str, Any], Figures]] = {}
+    by_step: dict[int, tuple[dict[str, Any], Figures]] = {}
     for entry in RunFolder(config).read_metrics():
         if entry.get("kind") == "evaluation" and entry.get("step", 0) > 0 and entry.get("name") in config.evals:
-            found.setdefault(entry["step"], (entry, {}))[1][entry["name"]] = entry["figures"]
-    return [found[step] for step in sorted(found)]
+            by_step.setdefault(entry["step"], (entry, {}))[1][entry["name"]] = entry["figures"]
+    return [by_step[step] for step in sorted(by_step)]

@@ -77,8 +77,8 @@ class Choices(Kind):
         """See `Kind`. Where a choice is too long, the longer of its text and the choice loses its end."""
         cls_id, sep_id = reader.vocabulary.cls_id, reader.vocabulary.sep_id
         texts = [_texts(example, reader.task) for example in split.examples]
-        found = reader.ids(split.examples, texts)
-        for (first, *choices), example, value in zip(found, split.examples, values, strict=True):
+        ids_of_texts = reader.ids(split.examples, texts)
+        for (first, *choices), example, value in zip(ids_of_texts, split.examples, values, strict=True):
             entry = {"label": labels.names[int(value[0, 0])]} if split.labelled else {}
             if not any(text.strip() for text in example.texts):
                 yield Encoded((), entry)

@@ -35,8 +35,8 @@ class _OfTexts(Kind):
         self, split: Split, values: Sequence[Any], labels: Labels, reader: Reader, counts: Counts
     ) -> Iterator[Encoded]:
         """See `Kind`: a text, or several with [SEP] between."""
-        found = reader.ids(split.examples, [example.texts for example in split.examples])
-        for parts, example, value in zip(found, split.examples, values, strict=True):
+        ids_of_texts = reader.ids(split.examples, [example.texts for example in split.examples])
+        for parts, example, value in zip(ids_of_texts, split.examples, values, strict=True):
             entry = {"label": self.in_words(value, labels.all_names(split.key))} if split.labelled else {}
             if not any(parts) or not any(text.strip() for text in example.texts):
                 yield Encoded((), entry)

@@ -94,7 +94,7 @@ def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split])
         for name, split in splits.items()
         if split.labelled
     }
-    counts = Counter(each for found in classes[TRAIN] for each in found)
+    counts = Counter(each for names_of_row in classes[TRAIN] for each in names_of_row)
     if given and (unknown := sorted({*counts} - {*given})):
         raise DataError(
             f"{splits[TRAIN].source}: classes {some(unknown)} are not in labels={list(given)}. Add them, or correct "
@@ -108,13 +108,14 @@ def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split])
         )
     names = given or kind.ordered([*counts], task)
     unseen = {
-        name: tuple(sorted({each for found in every for each in found} - {*names})) for name, every in classes.items()
+        name: tuple(sorted({each for names_of_row in every for each in names_of_row} - {*names}))
+        for name, every in classes.items()
     }
     values: dict[str, list[NDArray[Any]]] = {}
     for name, split in splits.items():
         numbers = {each: number for number, each in enumerate((*names, *unseen.get(name, ())))}
         values[name] = (
-            [kind.value([numbers[each] for each in found], len(numbers)) for found in classes[name]]
+            [kind.value([numbers[each] for each in names_of_row], len(numbers)) for names_of_row in classes[name]]
             if split.labelled
             else [kind.unread(each, len(numbers)) for each in split.examples]
         )
@@ -134,9 +135,9 @@ def named_classes(example: Example, values: Sequence[Any], task: TaskConfig, nam
         DataError: one of them is no class.
     """
     with values_as(DataError, example.place):
-        found = [class_name(each, task.label_column, names) for each in values]
+        class_names = [class_name(each, task.label_column, names) for each in values]
     places = [not isinstance(each, str) or isinstance(each, Cell) for each in values]  # a text in .jsonl is a name
-    named = zip(found, places, strict=True)
+    named = zip(class_names, places, strict=True)
     return tuple(dict.fromkeys(by_place(example, each, names) if place else each for each, place in named))
 
 

@@ -34,24 +34,26 @@ from modernbert_train.weights.gather import load_weights
 from modernbert_train.weights.source import source_of
 
 
-def write_predictions(config: RunConfig, task: TaskConfig, prepared: Prepared, found: Checkpoint, file: Path) -> None:
+def write_predictions(
+    config: RunConfig, task: TaskConfig, prepared: Prepared, checkpoint: Checkpoint, file: Path
+) -> None:
     """Predict every split that is measured or named in `predict`, by this process alone.
 
     Args:
         config: the run.
         task, prepared: its texts.
-        found: the chosen checkpoint.
+        checkpoint: the chosen checkpoint.
         file: path to write to.
 
     Raises:
         DataError: the texts on disk differ from those that were prepared.
         StorageError: the file cannot be written.
     """
-    compute, source = Compute.of(config.compute), source_of(found)
-    model = build_model(source.model, found.config.objective, config.compute)
-    load_weights(model, found.weights())
+    compute, source = Compute.of(config.compute), source_of(checkpoint)
+    model = build_model(source.model, checkpoint.config.objective, config.compute)
+    load_weights(model, checkpoint.weights())
     model.to(compute.device)
-    now = Clock.of(found.config).phase(found.state.phase)
+    now = Clock.of(checkpoint.config).phase(checkpoint.state.phase)
     now = replace(now, phase=_holding(now.phase, prepared.longest))
     facts = read_facts(config.data)
     held_out = HeldOutTexts(config.data, config.eval, Clock.of(config), config.model.vocab_size, facts)

@@ -57,8 +57,8 @@ def _in_folder(task: TaskConfig, split: str) -> Path:
         folder /= subset
     ends = [end for end in kind_of(task.kind).ends if end != ".txt"]
     names = [f"{stem}{end}" for stem in (split, _ALIASES.get(split, split)) for end in ends]
-    found = [folder / f"{name}{packed}" for name in names for packed in ("", *PACKED)]
-    if (there := next(filter(Path.is_file, found), None)) is not None:
+    candidates = [folder / f"{name}{packed}" for name in names for packed in ("", *PACKED)]
+    if (there := next(filter(Path.is_file, candidates), None)) is not None:
         return there
     raise DataError(f"{folder}: has none of {', '.join(dict.fromkeys(names))}. Put the split {split!r} there.")
 
@@ -99,15 +99,15 @@ def _of_hub(key: str, split: str, task: TaskConfig) -> Split:
     subset = subset or task.subset or ""
     remedy = f"Correct data, subset and the split {split!r}, or name a folder with a file for each split: data=FOLDER."
     with anything_as(DataError, f"data={task.data}: the hub does not give it", remedy):
-        found = open_dataset(str(task.data), subset or None, split, streaming=False)
+        dataset = open_dataset(str(task.data), subset or None, split, streaming=False)
     texts, others = kind_of(task.kind).columns(task, labelled)
-    names = class_names(found, others[-1]) if labelled and others[-1] in found.column_names else ()
+    names = class_names(dataset, others[-1]) if labelled and others[-1] in dataset.column_names else ()
     others = [*others, *([named] if named else [])]
     source = "/".join(filter(None, (task.data, subset, split)))
     with values_as(DataError, source):
-        if problem := Columns((*texts, *others)).lacking(found.column_names):
+        if problem := Columns((*texts, *others)).lacking(dataset.column_names):
             raise ValueError(f"{problem}. Set {column_keys(named)} to names of them.")
-        rows = (Row(source, row, line=number) for number, row in enumerate(found, start=1))
+        rows = (Row(source, row, line=number) for number, row in enumerate(dataset, start=1))
         return _split(key, source, "row", task_rows(rows, texts, others, word="row"), task, names)
 
 

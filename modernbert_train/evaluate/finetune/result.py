@@ -23,13 +23,13 @@ DATA_FILES = "data_files"  # entry of a result: the files that the run has read,
 
 def read_result(file: Path) -> dict[str, Any] | None:
     """Read the result of a run; None if it has none, or if the file has another form."""
-    found: Any = None
+    result: Any = None
     with suppress(OSError, ValueError):
-        found = read_json(file)
+        result = read_json(file)
     kinds: dict[str, type | tuple[type, ...]] = {"task": str, "source": str, "seed": (int, type(None))}
     kinds |= {"figures": dict, "settings": dict}
-    whole = isinstance(found, dict) and all(isinstance(found.get(key), kind) for key, kind in kinds.items())
-    return found if whole else None
+    whole = isinstance(result, dict) and all(isinstance(result.get(key), kind) for key, kind in kinds.items())
+    return result if whole else None
 
 
 def hashed(files: Mapping[str, Path]) -> dict[str, dict[str, str]]:

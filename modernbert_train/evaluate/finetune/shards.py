@@ -200,9 +200,9 @@ def _write_split(
 def warnings_of(prepared: Prepared, task: TaskConfig) -> Iterator[str]:
     """Yield warnings about the texts, a line each."""
     for name, counts in prepared.counts.items():
-        if found := list(in_words(counts)):
+        if problems := list(in_words(counts)):
             left_out = counts.empty + (counts.misplaced if name == TRAIN else 0)
-            yield f"{name}: of {counts.texts + left_out:,} texts " + "; ".join(found)
+            yield f"{name}: of {counts.texts + left_out:,} texts " + "; ".join(problems)
         if name in task.validation:
             labels = np.load(prepared.folder / name / LABELS, mmap_mode="r")
             if (only := kind_of(task.kind).only_label(labels)) is not None:

@@ -52,11 +52,11 @@ class Named(NamedTuple):
 
 def named_model(text: str) -> Named:
     """Split a name into the model and its baseline."""
-    found: list[str] = []
+    prefixes: list[str] = []
     while text.startswith((f"{FROZEN}:", f"{UNTRAINED}:")):
         first, _, text = text.partition(":")
-        found.append(first)
-    return Named(text, tuple(each for each in (FROZEN, UNTRAINED) if each in found))
+        prefixes.append(first)
+    return Named(text, tuple(each for each in (FROZEN, UNTRAINED) if each in prefixes))
 
 
 def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str]]:

@@ -58,10 +58,10 @@ class Reader:
                 self.tokenizer.encode_batch_fast([text for each in part for text in each], add_special_tokens=False)
             )
             for example, each in zip(examples[at : at + _AT_ONCE], part, strict=True):
-                found = [next(encoded).ids for _ in each]
-                if any(not special.isdisjoint(ids) for ids in found):
+                ids_of_texts = [next(encoded).ids for _ in each]
+                if any(not special.isdisjoint(ids) for ids in ids_of_texts):
                     raise DataError(f"{example.place}: the tokenizer reads [SEP] out of this text. Name another model.")
-                yield found
+                yield ids_of_texts
 
 
 def cut(parts: list[list[int]], max_tokens: int) -> list[list[int]]:

@@ -60,10 +60,10 @@ class Words(Kind):
             )
         if not labelled:
             return example._replace(texts=words)
-        found = tuple(by_place(example, tag, tuple(task.labels) or names) for tag in tags)
-        for number, tag in enumerate(found) if task.spans else ():
+        numbers = tuple(by_place(example, tag, tuple(task.labels) or names) for tag in tags)
+        for number, tag in enumerate(numbers) if task.spans else ():
             require_span_tag(tag, f"line {example.line + number}" if example.texts else where)
-        return example._replace(texts=words, label=found)
+        return example._replace(texts=words, label=numbers)
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
         """See `Kind`."""
@@ -116,7 +116,7 @@ class Words(Kind):
         labels_W = np.concatenate([each[each != IGNORED_LABEL] for each in outputs.labels])
         metrics = outputs.settings.metrics
         spans = [name for name in metrics if name.startswith(SPANS)]
-        found = class_figures(outputs.logits, labels_W, [name for name in metrics if name not in spans])
+        figures = class_figures(outputs.logits, labels_W, [name for name in metrics if name not in spans])
         if spans:
             names, ends = [*outputs.objective.labels, *outputs.settings.unseen], np.cumsum(outputs.sizes)[:-1]
             tags = [
@@ -125,8 +125,8 @@ class Words(Kind):
             ]
             finite = bool(outputs.logits.isfinite().all())
             of_spans = entity_figures(*tags)
-            found |= {name: of_spans[name] if finite else float("nan") for name in spans}
-        return {name: found[name] for name in ("loss", *metrics)} | found
+            figures |= {name: of_spans[name] if finite else float("nan") for name in spans}
+        return {name: figures[name] for name in ("loss", *metrics)} | figures
 
     def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """See `Kind`."""
@@ -138,8 +138,8 @@ class Words(Kind):
             number = sum(text["told"])
             chances, tags = logits[at : at + number].softmax(dim=1).max(dim=1)
             at += number
-            found = iter(zip((names[tag] for tag in tags.tolist()), rounded(chances), strict=True))
-            words = [next(found) if told else (None, None) for told in text["told"]]
+            tag_chances = iter(zip((names[tag] for tag in tags.tolist()), rounded(chances), strict=True))
+            words = [next(tag_chances) if told else (None, None) for told in text["told"]]
             yield {"prediction": [tag for tag, _ in words], "scores": [chance for _, chance in words]}
 
 

@@ -207,10 +207,10 @@ def _objects(file: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     return checked(file, objects(file, ("_id", "text")))
 
 
-def checked(file: Path, found: Iterable[T]) -> Iterator[T]:
+def checked(file: Path, rows: Iterable[T]) -> Iterator[T]:
     """Yield the items read from a file; errors name the file."""
     with values_as(DataError, str(file)):
-        yield from found
+        yield from rows
 
 
 def _id(entry: Mapping[str, Any], lines: dict[str, int], file: Path, number: int) -> str:
@@ -235,7 +235,7 @@ def _text(entry: Mapping[str, Any], file: Path, number: int) -> str:
 
 def _read_qrels(file: Path) -> list[tuple[int, str, str, int]]:
     """Return line, query, document and score of each judgement."""
-    found = []
+    judgements = []
     for number, line in checked(file, lines_of(file)):
         words = line.split("\t")
         if number == 1:
@@ -256,10 +256,10 @@ def _read_qrels(file: Path) -> list[tuple[int, str, str, int]]:
             raise DataError(
                 f"{file}: line {number}: the score {shorten(words[2], 40)!r} is no whole number. Write 1 for relevant."
             )
-        found.append((number, words[0], words[1], int(score)))
-    if not found:
+        judgements.append((number, words[0], words[1], int(score)))
+    if not judgements:
         raise DataError(f"{file}: holds no judgement, so nothing can be measured. Name another split.")
-    return found
+    return judgements
 
 
 def _judgements(

@@ -35,10 +35,10 @@ def kept_vectors(folder: Path, origin: Any, make: Callable[[], Vectors]) -> Vect
     key = hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:32]
     file, sidecar = folder / f"{key}.safetensors", folder / f"{key}.sha256"
     if not sidecar.exists():
-        found = make()
-        is_late = isinstance(found, list)
-        flat = torch.cat(found).half() if isinstance(found, list) else torch.as_tensor(found).cpu()
-        sizes = torch.tensor([len(each) for each in found] if is_late else [], dtype=torch.int64)
+        made = make()
+        is_late = isinstance(made, list)
+        flat = torch.cat(made).half() if isinstance(made, list) else torch.as_tensor(made).cpu()
+        sizes = torch.tensor([len(each) for each in made] if is_late else [], dtype=torch.int64)
         tensors = {"vectors": flat, "sizes": sizes}
         if flat.is_sparse:
             flat = flat.coalesce()

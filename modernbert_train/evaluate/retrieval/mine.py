@@ -180,7 +180,7 @@ def _mine(
     state = random.getstate()
     random.seed(config.seed)  # the library samples with it
     try:
-        found = mine_hard_negatives(
+        rows_mined = mine_hard_negatives(
             Dataset.from_dict({"query": [q for q, _ in pairs], "positive": [p for _, p in pairs]}),
             model,
             num_negatives=config.num_negatives,
@@ -194,7 +194,7 @@ def _mine(
     finally:
         random.setstate(state)
     mined: Mined = {}
-    for row in found:
+    for row in rows_mined:
         mined.setdefault((row["query"], row["positive"]), []).append(
             (row["negative"], round(row["scores"][1], _DIGITS))
         )

@@ -55,8 +55,8 @@ def read_recipe(file: str, overrides: Sequence[str] = ()) -> tuple[RetrievalConf
     keys = {each: each.partition("=")[0] for each in overrides}
     own = [each for each, key in keys.items() if key.split(".")[0] in _KEYS or "." not in key]
     config = load_typed(RetrievalConfig, [file], own)
-    if found := list(retrieval_problems(config)):
-        raise ConfigError("\n".join(f"{file}: {problem}" for problem in found))
+    if problems := list(retrieval_problems(config)):
+        raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems))
     return config, [each for each in overrides if each not in own]
 
 

@@ -61,18 +61,18 @@ def read_candidates(file: Path, documents: Collection[str], queries: Collection[
     Raises:
         DataError: it is broken, names documents that are not there or one twice, or lacks all of these queries.
     """
-    found: Scores = {}
+    candidates: Scores = {}
     for where, query, document, score in _json(file) if file.suffix == ".json" else _trec(file):
         if query not in queries:
             continue
         if document not in documents:
             raise DataError(f"{where}: {shorten(document, 40)} is no document of {name}. Give the run of this corpus.")
-        if document in found.setdefault(query, {}):
+        if document in candidates.setdefault(query, {}):
             raise DataError(f"{where}: {shorten(document, 40)} is there twice for {shorten(query, 40)}. Remove one.")
-        found[query][document] = score
-    if not found:
+        candidates[query][document] = score
+    if not candidates:
         raise DataError(f"{file}: lacks every query that {name} judges. Give the run of this set and split.")
-    return found
+    return candidates
 
 
 def by_score(scores: Mapping[str, float]) -> list[str]:
@@ -236,10 +236,12 @@ class Reranking:
         ((split, data),) = next(iter(task.dataset.values())).items()
         first = self._first_stage(each, task, split, data)
         if config.ignore_identical_ids:
-            first = {query: {name: s for name, s in found.items() if name != query} for query, found in first.items()}
+            first = {
+                query: {name: s for name, s in reranked.items() if name != query} for query, reranked in first.items()
+            }
         before, _ = evaluate_task(Given(first, meta), task, config)
-        found, _ = evaluate_task(Given(self._rerank(each, first, data), meta), task, config)
-        figures = {name: found[name] for name in RANKING} | {_FIRST_STAGE: before[RANKING[0]]}
+        reranked, _ = evaluate_task(Given(self._rerank(each, first, data), meta), task, config)
+        figures = {name: reranked[name] for name in RANKING} | {_FIRST_STAGE: before[RANKING[0]]}
         lacking = sum(not first.get(query) for query in data["relevant_docs"])
         return figures | ({WITHOUT_CANDIDATES: float(lacking)} if lacking else {}), {}
 
@@ -254,13 +256,13 @@ class Reranking:
         how: dict[str, Any] = {"task_metadata": task.metadata, "hf_split": split, "hf_subset": "default"}
         searching.index(data["corpus"], encode_kwargs=batch, **how)
         top = self._config.rerank_top + self._config.ignore_identical_ids
-        found: Scores = searching.search(data["queries"], top_k=top, encode_kwargs=batch, **how)
-        return found
+        scores: Scores = searching.search(data["queries"], top_k=top, encode_kwargs=batch, **how)
+        return scores
 
     def _rerank(self, each: Set, first: Scores, data: Any) -> Scores:
         """Score the best `rerank_top` candidates of each query; all others are left out of the ranking."""
         config = self._config
-        kept = {query: by_score(found)[: config.rerank_top] for query, found in first.items()}
+        kept = {query: by_score(scores_of)[: config.rerank_top] for query, scores_of in first.items()}
         queries = {row["id"]: (config.query_prompt or "") + row["text"] for row in data["queries"]}
         texts = texts_of(data["corpus"], {name for names in kept.values() for name in names})
         pairs = [(query, name) for query, names in kept.items() for name in names]
@@ -276,8 +278,8 @@ class Reranking:
 
 def texts_of(rows: Any, wanted: Collection[str]) -> dict[str, str]:
     """Return the texts of some documents of a corpus of mteb, title before text, by id."""
-    found = (row for row in rows if row["id"] in wanted)
-    return {row["id"]: f"{row.get('title') or ''} {row['text']}".strip() for row in found}
+    documents = (row for row in rows if row["id"] in wanted)
+    return {row["id"]: f"{row.get('title') or ''} {row['text']}".strip() for row in documents}
 
 
 def is_candidates(name: str) -> bool:

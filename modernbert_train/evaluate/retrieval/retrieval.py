@@ -89,8 +89,8 @@ def evaluate(names: Sequence[str], model: str, overrides: Sequence[str]) -> Path
 def _files_read(sets: Sequence[Set], config: MeasureConfig) -> dict[str, dict[str, str]]:
     """Return path and SHA-256 of the files that determine the figures: of the sets, and of candidates."""
     candidates = config.rerank is not None and is_candidates(config.rerank)
-    found = hashed({"rerank": Path(str(config.rerank))} if candidates else {})
-    return found | {name: file for each in sets for name, file in each.files.items()}
+    hashes = hashed({"rerank": Path(str(config.rerank))} if candidates else {})
+    return hashes | {name: file for each in sets for name, file in each.files.items()}
 
 
 def measure_sets(
@@ -131,13 +131,14 @@ def measure_trained(
 def in_words(name: str, figures: Figures, result: Path) -> str:
     """Return figures, and their mean, as a line for the terminal."""
     parts = [
-        f"{split} " + ", ".join(f"{metric} {found[metric]:.4f}" for metric in SHOWN if metric in found)
-        for split, found in (figures | mean_of(figures)).items()
+        f"{split} "
+        + ", ".join(f"{metric} {figures_of_split[metric]:.4f}" for metric in SHOWN if metric in figures_of_split)
+        for split, figures_of_split in (figures | mean_of(figures)).items()
     ]
     parts += [
-        f"{int(found[WITHOUT_CANDIDATES]):,} judged queries of {split} lack candidates and count as 0"
-        for split, found in figures.items()
-        if WITHOUT_CANDIDATES in found
+        f"{int(figures_of_split[WITHOUT_CANDIDATES]):,} judged queries of {split} lack candidates and count as 0"
+        for split, figures_of_split in figures.items()
+        if WITHOUT_CANDIDATES in figures_of_split
     ]
     return "; ".join([f"{name}: {parts[0]}" if parts else name, *parts[1:], str(result)])
 

@@ -179,10 +179,10 @@ def files_hash(name: str) -> str:
         DataError: a file cannot be read.
     """
     named = encoder_named(name)
-    found = weights_hash(sentence_folder(named.source) or named.source, whole=True)
-    if found is None:
+    weights_sha256 = weights_hash(sentence_folder(named.source) or named.source, whole=True)
+    if weights_sha256 is None:
         raise DataError(f"--model={name}: its files cannot be read. Restore them from a copy, or name another model.")
-    return ":".join((*named.baseline, found))
+    return ":".join((*named.baseline, weights_sha256))
 
 
 def open_sentence_model(name: str, config: EncodeConfig) -> Model:

@@ -165,13 +165,13 @@ def _folder_task(beir: Beir) -> Any:
 
     task: Any = Folder()
     texts = [text for part in beir.texts(1024) for text in part]
-    found = {
+    dataset = {
         "corpus": Dataset.from_dict({"id": beir.document_ids, "text": texts}),
         "queries": Dataset.from_dict({"id": list(beir.queries), "text": list(beir.queries.values())}),
         "relevant_docs": beir.qrels,
         "top_ranked": None,
     }
-    task.dataset, task.data_loaded = {"default": {beir.split: found}}, True
+    task.dataset, task.data_loaded = {"default": {beir.split: dataset}}, True
     return task
 
 
@@ -214,8 +214,10 @@ def evaluate_task(
     datasets.disable_progress_bars()
     batch: Any = {"batch_size": config.encode_batch, "show_progress_bar": False}
     with quiet():
-        found = mteb.evaluate(model, task, encode_kwargs=batch, cache=None, co2_tracker=False, show_progress_bar=False)
-    (result,) = found.task_results
+        results = mteb.evaluate(
+            model, task, encode_kwargs=batch, cache=None, co2_tracker=False, show_progress_bar=False
+        )
+    (result,) = results.task_results
     if file is not None:
         result.to_disk(file)
     wanted = [name for name in SHOWN if all(name in each for split in result.scores.values() for each in split)]
@@ -252,9 +254,9 @@ def measured_once(
     """
     requested, file = determinants_of(each, config) | identity, out / "sets" / file_name(each.name, ".json")
     with suppress(OSError, ValueError, KeyError, TypeError):
-        found = read_json(file)
-        if found["asked"] == json.loads(json.dumps(requested)):
-            kept = found["figures"], found["about"]
+        record = read_json(file)
+        if record["asked"] == json.loads(json.dumps(requested)):
+            kept = record["figures"], record["about"]
             print(f"{each.name}: measured before, see {file}", flush=True)
             return kept
     figures, about = measure(each)

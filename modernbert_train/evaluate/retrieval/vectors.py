@@ -64,14 +64,14 @@ class Packed:
         kind = getattr(prompt_type, "value", prompt_type)
         prompt = {_QUERY: self.about.query_prompt, _DOCUMENT: self.about.document_prompt}.get(kind, "")
         max_tokens = self.about.query_max_tokens if kind == _QUERY else self.about.max_tokens
-        found = replace(self.encoder, max_tokens=max_tokens).embed(
+        vectors = replace(self.encoder, max_tokens=max_tokens).embed(
             [prompt + text for batch in inputs for text in batch["text"]],
             pooling="cls" if self.about.pooling == "cls" else "mean",
             batch_tokens=BATCH_TOKENS,
             precision="fp32",
             device=self.device,
         )
-        return normalize(found) if self.about.normalize else found
+        return normalize(vectors) if self.about.normalize else vectors
 
 
 @dataclass(frozen=True)

@@ -76,13 +76,13 @@ Parts = dict[tuple[str, str], Cell]  # speeds and submissions, by the model's la
 
 def read_failures(cells: Sequence[Cell], out: Path) -> Failures:
     """Return the failures of earlier commands among these runs; unreadable records are ignored."""
-    found = {}
+    failures = {}
     for cell in cells:
         with suppress(OSError, ValueError, KeyError, TypeError):
             record = read_json(out / FAILED / f"{cell.name}.json")
             if is_count(abs(record["exit_code"])):
-                found[cell.name] = Failure(record["exit_code"], str(record["message"]), log_of(record["run"], out))
-    return found
+                failures[cell.name] = Failure(record["exit_code"], str(record["message"]), log_of(record["run"], out))
+    return failures
 
 
 def forget(name: str, out: Path, *, run: bool = False) -> None:
@@ -113,8 +113,10 @@ def changed_since(
     hash_of = cache(file_sha256)  # runs of other models and seeds read the same files
     for cell in cells:
         result = read_result(out / cell.name / RESULT)
-        if result is not None and (found := list(_differences(result, cell, out / cell.name, weights_now, hash_of))):
-            yield cell, "; ".join(found)
+        if result is not None and (
+            differences := list(_differences(result, cell, out / cell.name, weights_now, hash_of))
+        ):
+            yield cell, "; ".join(differences)
 
 
 def _differences(

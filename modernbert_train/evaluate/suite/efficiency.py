@@ -66,18 +66,18 @@ def measure(model: str, way: str, config: EfficiencyConfig) -> tuple[dict[str, d
         for kind in KINDS:
             texts = draw(length, kind, config.tokens, encoder.config.vocab_size)
             read(texts[:2])  # warm-up: compile, and allocate memory
-            found = []
+            rates = []
             for _ in range(config.repeats):
                 began = time.perf_counter()
                 read(texts)
-                found.append(sum(len(ids) + 2 for ids in texts) / (time.perf_counter() - began))
+                rates.append(sum(len(ids) + 2 for ids in texts) / (time.perf_counter() - began))
             on_gpu = torch.cuda.is_available()
             peak = (
                 torch.cuda.max_memory_allocated()
                 if on_gpu
                 else 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             )
-            figures[f"{length} {kind}"] = {SPEED: statistics.median(found), MEMORY: peak}
+            figures[f"{length} {kind}"] = {SPEED: statistics.median(rates), MEMORY: peak}
     return figures, encoder.max_tokens
 
 
@@ -155,8 +155,8 @@ def table_of(plan: Plan) -> list[Row]:
 
 def not_measured(plan: Plan) -> Iterator[str]:
     """Yield a note for each model that cannot read some length."""
-    found = {label: result for (label, _), cell in speeds(plan).items() if (result := plan.result(cell)) is not None}
-    for label, result in found.items():
+    measured = {label: result for (label, _), cell in speeds(plan).items() if (result := plan.result(cell)) is not None}
+    for label, result in measured.items():
         max_tokens = result["settings"]["max_tokens"]
         if longer := [f"{length:,}" for length in sorted(result["settings"]["lengths"]) if length > max_tokens]:
             yield f"{label} reads {max_tokens:,} tokens at most: texts of {' and '.join(longer)} were not measured."

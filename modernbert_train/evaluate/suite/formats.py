@@ -44,13 +44,13 @@ def as_csv(table: Table) -> str:
     writer.writerow([*_CSV, "source", "problems"])
     for row in table["rows"]:
         for column, cell in zip(table["columns"], row["cells"], strict=True):
-            found = cell or {}
+            figures = cell or {}
             writer.writerow(
                 [
                     *map(_for_csv, (row["model"], str(bool(row.get("published"))).lower())),
                     *(column[key] for key in ("task", "split", "metric")),
-                    *(found.get(key) for key in ("mean", "standard_deviation", "n", "of")),
-                    *map(_for_csv, (found.get("chosen"), row["source"], "; ".join(found.get("failed", ())))),
+                    *(figures.get(key) for key in ("mean", "standard_deviation", "n", "of")),
+                    *map(_for_csv, (figures.get("chosen"), row["source"], "; ".join(figures.get("failed", ())))),
                 ]
             )
     return out.getvalue()

@@ -171,11 +171,11 @@ class Plan:
     @property
     def levels(self) -> list[list[str]]:
         """The names of the tasks in order: first those that need no other task, then those with `after`."""
-        found = [
+        levels = [
             [name for name, task in self.suite.tasks.items() if (task.after is not None) == later]
             for later in (False, True)
         ]
-        return [each for each in found if each]
+        return [each for each in levels if each]
 
     def metric(self, name: str) -> str:
         """Return the metric in the table."""
@@ -211,14 +211,14 @@ class Plan:
 
     def choices(self, name: str, model: str) -> list[Choice]:
         """Return the choices of a task that differ for a model: a frozen encoder ignores lr and lora."""
-        task, found = self.suite.tasks[name], dict[str, Choice]()
+        task, choices = self.suite.tasks[name], dict[str, Choice]()
         for choice in choices_of(task):
             if task.finetune is None:
                 return choices_of(task)
             config, rest = self._read_task(self._what(task), self._words(name, choice))
             trained = asdict(as_trained(config, named_model(model), 0)) | {"frozen": None}  # applied, or ignored
-            found.setdefault(repr((trained, rest)), choice)
-        return [*found.values()]
+            choices.setdefault(repr((trained, rest)), choice)
+        return [*choices.values()]
 
     def cell(self, name: str, model: str, choice: Choice, seed: int | None) -> Cell | None:
         """Return a run; None until the run that it starts from is finished."""
@@ -300,7 +300,7 @@ class Plan:
 
     def missed(self) -> Failures:
         """Return failed runs without a result; of rejected choices, only those without RunError's exit code."""
-        found = Failures()
+        failures = Failures()
         for name, task in self.suite.tasks.items():
             every = (
                 (model, choice, seed)
@@ -314,8 +314,8 @@ class Plan:
                 undefined = Failure(RunError.exit_code, problem, log_of(cell.name, self.out))
                 failure = self.failures.get(cell.name, undefined)
                 if self.chosen(name, model) in (None, choice) or failure.exit_code != RunError.exit_code:
-                    found[cell.name] = failure
-        return found
+                    failures[cell.name] = failure
+        return failures
 
     def _standings(self, name: str, model: str, seed: int | None, chosen: Choice | None) -> list[Standing]:
         """Return the state of a seed's run; before a choice is made, the states of all runs that decide it."""
@@ -332,8 +332,8 @@ class Plan:
         """Return the task's metric on one split, or its mean over all; None if a split lacks it."""
         figures = result["figures"]
         splits = [split] if split is not None else list(figures)
-        found = [figures.get(each, {}).get(self.metric(name)) for each in splits]
-        return None if not found or any(each is None for each in found) else sum(found) / len(found)
+        values = [figures.get(each, {}).get(self.metric(name)) for each in splits]
+        return None if not values or any(each is None for each in values) else sum(values) / len(values)
 
     def chosen(self, name: str, model: str) -> Choice | None:
         """Return the choice with the best mean on the split that decides; None until every run that decides is done.
@@ -346,10 +346,10 @@ class Plan:
         means: dict[Choice, tuple[int, float]] = {}
         for choice in choices:
             seeds = self.choosing_seeds(name)
-            found = [self.standing(name, model, choice, seed, task.choose_on or task.split) for seed in seeds]
-            if any(each.value is None and each.problem is None for each in found):
+            standings = [self.standing(name, model, choice, seed, task.choose_on or task.split) for seed in seeds]
+            if any(each.value is None and each.problem is None for each in standings):
                 return None
-            if values := [each.value for each in found if each.value is not None]:
+            if values := [each.value for each in standings if each.value is not None]:
                 means[choice] = len(values), sum(values) / len(values)
         return max(means, key=lambda choice: means[choice]) if means else None
 
@@ -359,8 +359,8 @@ class Plan:
         if chosen is None:
             return None
         decides = task.choose_on or task.split
-        found = [self.standing(name, model, chosen, seed, decides) for seed in self.seeds_of(name)]
-        known = [(each.value, each.cell) for each in found if each.value is not None]
+        standings = [self.standing(name, model, chosen, seed, decides) for seed in self.seeds_of(name)]
+        known = [(each.value, each.cell) for each in standings if each.value is not None]
         return max(known, key=lambda each: each[0], default=(None, None))[1]  # of ties the first
 
     def cells(self, names: Sequence[str], *, choosing: bool) -> Iterator[Cell]:

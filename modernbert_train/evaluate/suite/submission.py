@@ -30,7 +30,7 @@ from modernbert_train.evaluate.suite.plan import Plan
 
 def submissions(plan: Plan) -> Parts:
     """Return the predictions of each model's tasks, by their best runs so far."""
-    found = Parts()
+    parts = Parts()
     for model, label in plan.labels.items():
         for name, task in plan.suite.tasks.items():
             cell = plan.best(name, model) if task.submit else None
@@ -38,10 +38,10 @@ def submissions(plan: Plan) -> Parts:
                 asked = json.dumps({file: asdict(part) for file, part in task.submit.items()})
                 words = [f"submit={asked}", *cell.overrides]
                 run = str(plan.out / cell.name)
-                found[label, f"submission of {name}"] = plan.part(
+                parts[label, f"submission of {name}"] = plan.part(
                     f"submission-{name}", model, cell.task, run, words, __name__
                 )
-    return found
+    return parts
 
 
 def as_tsv(predictions: Sequence[Any], part: SubmitConfig, kind: Kind, classes: Sequence[str]) -> str:
@@ -90,7 +90,7 @@ def write_submission(
 ) -> None:
     """Write the result of predictions that are there; see `as_tsv`."""
     lines = [parse_json(line) for line in (out / PREDICTIONS).read_text(encoding="utf-8").splitlines()]
-    found = {
+    submission = {
         name: as_tsv(
             [line["prediction"] for line in lines if line["split"] == part.split.replace("/", "-")],
             part,
@@ -108,7 +108,7 @@ def write_submission(
         figures={},
         counts={},
         settings={"submit": {name: asdict(part) for name, part in files.items()}},
-        files=found,
+        files=submission,
     )
 
 

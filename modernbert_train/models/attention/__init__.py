@@ -143,13 +143,13 @@ def for_each_reach(
     """
     visible = Visible.around(half_window, packed.order, compute.query_block)
     local = choose_kernel(compute.attention, device, dtype, order=packed.order, local_heads=local_heads)
-    found = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
+    kernels = dict.fromkeys((True, False), (local, local.prepare(packed, visible)))
     name, key = configured_for_global_layers(compute)
     if name == "auto" or compute.global_attention is not None:
         wide = choose_kernel(name, device, dtype, key, packed.order)
         if wide is not local:
-            found[True] = (wide, wide.prepare(packed, visible))
-    return found
+            kernels[True] = (wide, wide.prepare(packed, visible))
+    return kernels
 
 
 def configured_for_global_layers(compute: ComputeConfig) -> tuple[str, str]:

@@ -140,7 +140,7 @@ def _backward(
     after: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     unused = torch.empty((), dtype=torch.int64, device=q_TNH.device)  # random state, only read with dropout
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._cudnn_attention_backward(
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._cudnn_attention_backward(
         grad_out=grad_TNH,  # contiguous: another layout faults before torch 2.15 (pull request 194818)
         query=q_TNH,
         key=k_TNH,
@@ -157,7 +157,7 @@ def _backward(
         dropout_p=0.0,
         is_causal=varlen.is_causal(before, after),
     )
-    return found
+    return grads
 
 
 _attention, _gradients = operator("cudnn_attention", _forward, _backward)

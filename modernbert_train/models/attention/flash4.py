@@ -173,10 +173,10 @@ def _prove(
     except Exception as error:
         raise ConfigError(f"{who}, does not run: {reason_of(error)}. {remedy}") from error
     exact = written_out(*qkvg[:, :3].double().unbind(1), grad_TNH=qkvg[:, 3].double(), sides=(before, after))
-    found = dict(zip(("the output", "dq", "dk", "dv"), differences([out_TNH, *grads], exact), strict=True))
-    numbers = ", ".join(f"{name} {error:.1e}" for name, error in found.items())
+    errors = dict(zip(("the output", "dq", "dk", "dv"), differences([out_TNH, *grads], exact), strict=True))
+    numbers = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
     tolerance = TOLERANCES[dtype]
-    if not all(error <= tolerance for error in found.values()):
+    if not all(error <= tolerance for error in errors.values()):
         raise ConfigError(
             f"{who}, computes something else than attention: relative errors of {numbers}, where {tolerance:.0e} is "
             f"rounding. {remedy}"

@@ -116,10 +116,10 @@ def _(
 def _rotary_attention(
     qkv_T3NH: Tensor, cos_TE: Tensor, sin_T2E: Tensor, first_T: Tensor, end_T: Tensor, before: int, after: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    found: tuple[Tensor, Tensor, Tensor] = _kernels().forward(
+    outputs: tuple[Tensor, Tensor, Tensor] = _kernels().forward(
         *qkv_T3NH.unbind(1), first_T, end_T, before, after, cos_TE, sin_T2E
     )
-    return found
+    return outputs
 
 
 @_rotary_attention.register_fake
@@ -145,10 +145,10 @@ def _gradients(
     cos_TE: Tensor | None = None,
     sin_T2E: Tensor | None = None,
 ) -> Tensor:
-    found: Tensor = _kernels().backward(
+    grad: Tensor = _kernels().backward(
         grad_TNH, q_TNH, k_TNH, v_TNH, out_TNH, lse_NT, first_T, end_T, before, after, cos_TE, sin_T2E
     )
-    return found
+    return grad
 
 
 @_gradients.register_fake

@@ -181,7 +181,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     # only read with dropout; torch itself passes this shape and dtype
     random_state = torch.empty(2, dtype=torch.uint64, device=q_TNH.device)
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad_out=grad_TNH,
         query=q_TNH,
         key=k_TNH,
@@ -199,7 +199,7 @@ def _backward(
         window_size_left=before,
         window_size_right=after,
     )
-    return found
+    return grads
 
 
 def is_causal(before: int, after: int) -> bool:

@@ -64,22 +64,22 @@ def written_out(
     )
 
 
-def differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
+def differences(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[float]:
     """Return the norm of each difference, relative to the norm of the expected tensor.
 
     An expected RMS below 1e-4 counts as 1e-4: with a window of one token the gradients of q and k are zero.
     """
-    pairs = [(a.detach().double().cpu(), b.detach().double().cpu()) for a, b in zip(found, expected, strict=True)]
+    pairs = [(a.detach().double().cpu(), b.detach().double().cpu()) for a, b in zip(actual, expected, strict=True)]
     return [float((a - b).norm()) / max(float(b.norm()), 1e-4 * b.numel() ** 0.5) for a, b in pairs]
 
 
-def require_equal(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
+def require_equal(actual: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float:
     """Return the largest of `differences`.
 
     Raises:
         ArithmeticError: it is above the tolerance, or not a number.
     """
-    relative = differences(found, expected)
+    relative = differences(actual, expected)
     if not all(each <= tolerance for each in relative):
         worst = max(relative, key=lambda each: float("inf") if each != each else each)
         raise ArithmeticError(f"wrong by {worst:.1e} of the true values, where {tolerance:.0e} is rounding")

@@ -41,8 +41,8 @@ def try_attention(name: str) -> str:
         (grad,) = torch.autograd.grad((out.float() * weight_TNH.to(device)).sum(), qkv)
         exact = qkv.detach().double().cpu().unbind(1)
         expected, *expected_grads = written_out(*exact, grad_TNH=weight_TNH.double(), sides=visible.sides(window))
-        found = [out, *grad.unbind(1)]
-        worst = max(worst, require_equal(found, [expected, *expected_grads], TOLERANCES[dtype]))
+        actual = [out, *grad.unbind(1)]
+        worst = max(worst, require_equal(actual, [expected, *expected_grads], TOLERANCES[dtype]))
     took = with_backend(kernel, device, dtype)
     calls = f", by {took.removeprefix(name).strip(' ()')}" if took != name else ""
     return f"within {worst:.0e} of attention written out{calls}; {kernel.traits}"

@@ -72,11 +72,11 @@ def mixture_table(config: RunConfig, plans: Sequence[BatchPlan], sizes: Mapping[
         starts[count.name] += count.documents
     rows = [["stream", f"asked of {config.data.mix_by}", "tokens", "documents"]]
     for name in sizes:
-        rows.append([name, f"{wanted[name]:.2%}", *(_share(found, name) for found in (tokens, starts))])
+        rows.append([name, f"{wanted[name]:.2%}", *(_share(counted, name) for counted in (tokens, starts))])
     return "\n".join(
         ["mixture over the same rows; documents count where they begin", table(rows, indent=2, numbers=True)]
     )
 
 
-def _share(found: Counter[str], name: str) -> str:
-    return f"{found[name] / found.total():.2%}" if found.total() else "-"
+def _share(counted: Counter[str], name: str) -> str:
+    return f"{counted[name] / counted.total():.2%}" if counted.total() else "-"

@@ -154,17 +154,17 @@ def export_format(model: ModelConfig, order: Order, modules: Collection[str] = (
     """
     plain: Order = "all" if order == "given" else order
     usual, detects = FORMATS.get(model.model_type), TOKEN_HEAD in modules
-    found = DISCRIMINATORS.get(type(model)) if detects else EXPORTS.get((type(model), plain))
-    if found is None and isinstance(usual, Format):
+    hub = DISCRIMINATORS.get(type(model)) if detects else EXPORTS.get((type(model), plain))
+    if hub is None and isinstance(usual, Format):
         usual = usual if plain in usual.classes else usual.decoder
-        found = usual if usual and (not detects or TOKEN_HEAD in usual.for_heads) else None
-    if found is None:
+        hub = usual if usual and (not detects or TOKEN_HEAD in usual.for_heads) else None
+    if hub is None:
         how = "to detect replaced tokens" if detects else f"in order {order}"
         raise ConfigError(
             f"model.name={model.name}: transformers lacks such a model for weights that were trained {how}. "
             "Continue the run itself; it cannot be exported."
         )
-    return found
+    return hub
 
 
 def read(raw: dict[str, Any], where: str) -> Described:

@@ -74,8 +74,8 @@ def _build(
 
 def _heads(raw: Content, key: str, usual: int) -> int | None:
     """Return a number of heads, or None for the usual one, so that equal configurations compare equal."""
-    found = raw.number(key, max(1, usual))
-    return None if found == usual else found
+    num_heads = raw.number(key, max(1, usual))
+    return None if num_heads == usual else num_heads
 
 
 LLAMA = Format(

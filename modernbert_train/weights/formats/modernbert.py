@@ -89,10 +89,11 @@ def _global_attn_every_n_layers(raw: Content, num_layers: int) -> int:
     for every_n in [stated] if stated else range(1, num_layers + 1):
         if types == _layer_types(every_n, num_layers):
             return every_n
-    found = [layer for layer, kind in enumerate(types) if kind == "full_attention"]
+    global_layers = [layer for layer, kind in enumerate(types) if kind == "full_attention"]
     raise DataError(
-        f"{raw.where}: layer_types makes layers {found} of {len(types)} global, with num_hidden_layers={num_layers} "
-        f"and global_attn_every_n_layers={stated}. This encoder knows one in every n, from layer 0. Name another model."
+        f"{raw.where}: layer_types makes layers {global_layers} of {len(types)} global, with "
+        f"num_hidden_layers={num_layers} and global_attn_every_n_layers={stated}. This encoder knows one in "
+        "every n, from layer 0. Name another model."
     )
 
 

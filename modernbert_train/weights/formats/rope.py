@@ -33,11 +33,11 @@ _KEYS: dict[str, dict[str, str]] = {
 
 def describe(config: RotaryConfig, is_global: bool = True) -> dict[str, Any]:
     """Return the base and the scaling of global or local layers, under the keys of transformers 5."""
-    found = {"rope_type": "default", "rope_theta": float(config.thetas[is_global])}
+    parameters = {"rope_type": "default", "rope_theta": float(config.thetas[is_global])}
     if config.is_scaled(is_global):
-        found |= {theirs: getattr(config, ours) for ours, theirs in _KEYS[config.rope_scaling].items()}
-        found["rope_type"] = config.rope_scaling
-    return {key: value for key, value in found.items() if value is not None}
+        parameters |= {theirs: getattr(config, ours) for ours, theirs in _KEYS[config.rope_scaling].items()}
+        parameters["rope_type"] = config.rope_scaling
+    return {key: value for key, value in parameters.items() if value is not None}
 
 
 def describe_layers(config: RotaryConfig) -> dict[str, Any]:
@@ -69,15 +69,15 @@ def read(raw: Content, theta: float, longest: int) -> tuple[float, dict[str, Any
         raise DataError(
             f"{raw.where}: rope_parameters={shown(raw)}, without a factor. Write the one it was trained with."
         )
-    found: dict[str, Any] = {"rope_scaling": kind}
+    scaling: dict[str, Any] = {"rope_scaling": kind}
     for ours, theirs in _KEYS[kind].items():
         if ours == "rope_attention_factor":
-            found[ours] = _attention_factor(raw, found["rope_factor"])
+            scaling[ours] = _attention_factor(raw, scaling["rope_factor"])
         else:
             usual = longest if ours == "rope_original_tokens" else getattr(RotaryConfig, ours)
-            found[ours] = raw.number(theirs, usual, minimum=1.0 if ours == "rope_factor" else None)
-    nothing = found.get("rope_factor") == 1 and found.get("rope_attention_factor") is None
-    return theta, {"rope_scaling": "none"} if nothing else found
+            scaling[ours] = raw.number(theirs, usual, minimum=1.0 if ours == "rope_factor" else None)
+    nothing = scaling.get("rope_factor") == 1 and scaling.get("rope_attention_factor") is None
+    return theta, {"rope_scaling": "none"} if nothing else scaling
 
 
 def theta_under(raw: Content, key: str, default: float) -> float:

@@ -79,9 +79,9 @@ class SentenceEncoder(Around):
 
     def today(self, name: str) -> str | None:
         """See `HubFormat`; sentence-transformers saves a pooler that nothing has trained."""
-        found = name if name.startswith(f"{DENSE}/") else super().today(name)
+        current = name if name.startswith(f"{DENSE}/") else super().today(name)
         pooler = f"{getattr(self.whole, 'prefix', '')}pooler."
-        return None if found is not None and found.startswith(pooler) else found
+        return None if current is not None and current.startswith(pooler) else current
 
     def files(self, width: int, max_tokens: int) -> dict[str, Any]:
         """Return sentence-transformers' files by name: pooling and vectors of length 1, or late interaction."""
@@ -89,15 +89,15 @@ class SentenceEncoder(Around):
         if self._objective.query_max_tokens is not None:
             length["query_length"] = self._objective.query_max_tokens
         if self._objective.is_sparse:
-            found = _modules([("Transformer", _PLACES["Transformer"] + ".Transformer"), ("SpladePooling", _SPLADE)])
-            found |= {LENGTHS: length | {"transformer_task": "fill-mask"}}
-            found |= {SETTINGS: {"model_type": "SparseEncoder"} | self._prompts}
-            return found | {"1_SpladePooling/config.json": {"pooling_strategy": "max", "activation_function": "relu"}}
+            files = _modules([("Transformer", _PLACES["Transformer"] + ".Transformer"), ("SpladePooling", _SPLADE)])
+            files |= {LENGTHS: length | {"transformer_task": "fill-mask"}}
+            files |= {SETTINGS: {"model_type": "SparseEncoder"} | self._prompts}
+            return files | {"1_SpladePooling/config.json": {"pooling_strategy": "max", "activation_function": "relu"}}
         if not self._objective.is_late:
             modules = [(kind, f"models.{kind}") for kind in ("Transformer", "Pooling", "Normalize")]
             how = {"word_embedding_dimension": width, "pooling_mode": self._objective.pooling}
-            found = _modules(modules) | {LENGTHS: length, "1_Pooling/config.json": how}
-            return found | ({SETTINGS: self._prompts} if self._prompts else {})
+            files = _modules(modules) | {LENGTHS: length, "1_Pooling/config.json": how}
+            return files | ({SETTINGS: self._prompts} if self._prompts else {})
         matrix: dict[str, Any] = {"in_features": width, "out_features": self._objective.token_vectors, "bias": False}
         matrix["activation_function"] = "torch.nn.modules.linear.Identity"
         return _modules([(kind, f"{place}.{kind}") for kind, place in _PLACES.items()]) | {

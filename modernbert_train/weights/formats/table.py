@@ -240,5 +240,5 @@ def places(name: str, layer: str, parts: Mapping[str, tuple[str, ...]], outside:
     else:
         table, prefix = {ours: (named,) for ours, named in outside.items()}, ""
     module, _, end = name.rpartition(".")
-    found = table.get(name) or tuple(f"{each}.{end}" for each in table.get(module, ()))
-    return tuple(prefix + each for each in found)
+    ends = table.get(name) or tuple(f"{each}.{end}" for each in table.get(module, ()))
+    return tuple(prefix + each for each in ends)
