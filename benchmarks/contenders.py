@@ -226,9 +226,9 @@ class Theirs(Contender):
         gradients = []
         for first in range(0, len(documents), self._documents):
             ids, labels = zip(*documents[first : first + self._documents], strict=True)
-            given = self._packed(ids, labels) if self._reference.packed else self._padded(ids, labels)
+            inputs = self._packed(ids, labels) if self._reference.packed else self._padded(ids, labels)
             count = sum(int((one != IGNORED_LABEL).sum()) for one in labels)
-            on_device = {key: v.to(self._device) if isinstance(v, Tensor) else v for key, v in given.items()}
+            on_device = {key: v.to(self._device) if isinstance(v, Tensor) else v for key, v in inputs.items()}
             gradients.append((on_device, count))
         return gradients
 

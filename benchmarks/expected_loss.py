@@ -221,11 +221,11 @@ def fit(rows: Sequence[Row], unit: str = "unigram", count: str = "parameters") -
     """Fit the loss by least squares, each in nats over its unit."""
     from scipy.optimize import least_squares
 
-    wanted = np.array([row["loss"] / nats_of(unit, row) for row in rows])
+    losses = np.array([row["loss"] / nats_of(unit, row) for row in rows])
 
     def errors(values: Any) -> Any:
         law = Law(unit, count, tuple(values))
-        return np.array([law.loss(row) / nats_of(unit, row) for row in rows]) - wanted
+        return np.array([law.loss(row) / nats_of(unit, row) for row in rows]) - losses
 
     solution = least_squares(errors, (0.1, 0.5, 0.3), bounds=([0.0, 0.0, 0.02], [5.0, 10.0, 2.0]), xtol=1e-12)
     return Law(unit, count, tuple(solution.x.tolist()))

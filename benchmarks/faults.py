@@ -420,8 +420,8 @@ FAULTS = (
     Fault(
         "average-shares",
         "modernbert_train/weights/average.py",
-        "weight / math.fsum(given)",
-        "weight / len(given)",
+        "weight / math.fsum(shares)",
+        "weight / len(shares)",
         "an average of checkpoints whose weights do not add up to their number",
         ("tests/weights/test_average.py",),
     ),

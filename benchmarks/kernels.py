@@ -137,13 +137,13 @@ def table(title: str, lines: list[Line]) -> str:
         if line.error:
             rows.append(f"  {line.case:34} {line.error}")
             continue
-        known = line.figures()
+        figures = line.figures()
         name = line.case if len(lines) == len({each.case for each in lines}) else f"{line.case}, {line.stage}"
         cells = [
-            f"{known['ms']:9.3f} {known['min_ms']:9.3f} {known['cpu_ms']:9.3f}",
-            f"{known['flops_per_second'] / 1e12:8.3f}" if line.work.flops else " " * 8,
-            f"{known['tokens_per_second'] / 1e6:8.3f}" if line.work.tokens else " " * 8,
-            f"{line.floor_ms:9.3f} {known['x_floor']:8.2f}" if line.floor_ms else " " * 18,
+            f"{figures['ms']:9.3f} {figures['min_ms']:9.3f} {figures['cpu_ms']:9.3f}",
+            f"{figures['flops_per_second'] / 1e12:8.3f}" if line.work.flops else " " * 8,
+            f"{figures['tokens_per_second'] / 1e6:8.3f}" if line.work.tokens else " " * 8,
+            f"{line.floor_ms:9.3f} {figures['x_floor']:8.2f}" if line.floor_ms else " " * 18,
             f"{line.peak_bytes / 1e6:8.0f}" if line.peak_bytes else "",
         ]
         rows.append(f"  {name:34} {' '.join(cells)}".rstrip())

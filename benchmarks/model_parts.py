@@ -42,13 +42,13 @@ def passes(
     """Time forward, and backward with random numbers as the output's gradient; as one stage if `work` has one."""
 
     def build() -> list[Stage]:
-        wanted = [*(tensor for tensor in inputs if tensor.requires_grad), *parameters]
+        with_gradient = [*(tensor for tensor in inputs if tensor.requires_grad), *parameters]
         grads: list[Tensor] = []
 
         def backward(out: Tensor) -> object:
             if not grads:
                 grads.append(torch.randn_like(out))
-            return torch.autograd.grad(out, wanted, grads[0])
+            return torch.autograd.grad(out, with_gradient, grads[0])
 
         if len(work) == 1:
             return [Stage("forward and backward", lambda _: backward(call(*inputs)), work[0])]

@@ -78,8 +78,8 @@ def killed_losses(words: list[str], out: Path, kills: int) -> tuple[list[float],
     while len(places) < kills:
         process = start(words, out, name, 1)
         first = len(losses_of(out / "runs" / name))
-        wanted = first + draw.randint(1, 3)
-        while process.poll() is None and len(losses_of(out / "runs" / name)) < wanted:
+        kill_after = first + draw.randint(1, 3)
+        while process.poll() is None and len(losses_of(out / "runs" / name)) < kill_after:
             time.sleep(0.005)
         time.sleep(0.05 * draw.random())
         if process.poll() is not None:

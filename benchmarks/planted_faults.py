@@ -152,12 +152,12 @@ def try_faults(
         tree = copy_tree(root, copy)
         for package in sorted({fault.file.split("/")[0] for fault in faults}):
             _require_own(package, copy)
-        known, sound = _read(out, tree), dict[str, str | None]()
+        kept, sound = _read(out, tree), dict[str, str | None]()
         outcomes = []
         for fault in faults:
             key = hashlib.sha256(json.dumps(fault).encode()).hexdigest()
-            outcome = known.get(key) or _try(fault, copy, sound, seconds)
-            if out is not None and key not in known:
+            outcome = kept.get(key) or _try(fault, copy, sound, seconds)
+            if out is not None and key not in kept:
                 with out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"tree": tree, "key": key} | asdict(outcome)) + "\n")
             if verbose:

@@ -188,11 +188,11 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.roofline", description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", nargs="+", choices=sorted(GPUS), default=["h100"], help="default h100")
     parser.add_argument("--most", type=int, default=10, help="rows of gains; default %(default)s")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     recorded = json.loads(RECORDED.read_text(encoding="utf-8"))
     cases = [read_case(recorded, size, row, form) for size in SIZES for row in ROWS for form in FORMS]
-    for gpu in given.gpu:
-        for text in report(gpu, cases, given.most):
+    for gpu in options.gpu:
+        for text in report(gpu, cases, options.most):
             print(text, end="\n\n")
 
 

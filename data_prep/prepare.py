@@ -98,9 +98,9 @@ def prepare(config: DatasetConfig, overwrite: bool = False, part: Part = (1, 1))
     out = Path(config.out)
     place = out.resolve() if out.is_symlink() else out  # the link's folder may be on another disk
     folder = place.with_name(f"{place.name}.work")
-    wanted = fingerprint(config)
-    if is_finished(out, wanted, overwrite, home.REPORT):
-        _remove_work(folder, wanted)
+    asked = fingerprint(config)
+    if is_finished(out, asked, overwrite, home.REPORT):
+        _remove_work(folder, asked)
         return f"already complete, made from the same spec and files; --overwrite writes it again\n{home.describe(out)}"
     home.check(config)
     others = passed_over(config)
@@ -109,9 +109,9 @@ def prepare(config: DatasetConfig, overwrite: bool = False, part: Part = (1, 1))
         print(line, file=sys.stderr, flush=True)
     with claimed(folder, _OTHER, part):
         try:
-            work = _open_work(folder, config, wanted, overwrite)
-            is_done = partial(is_finished, out, wanted, False, home.REPORT)
-            _run(home.make_stages(work, config, wanted), work, config.executor, part, is_done)
+            work = _open_work(folder, config, asked, overwrite)
+            is_done = partial(is_finished, out, asked, False, home.REPORT)
+            _run(home.make_stages(work, config, asked), work, config.executor, part, is_done)
         except RunError as error:
             _after_failure(folder, part, error)
             raise
@@ -134,7 +134,7 @@ def _run(stages: list[Stage], work: Work, executor: ExecutorConfig, part: Part, 
         raise RunError(f"Ray has not completed all tasks. See {work.folder}/stages/*/logs; the same command resumes.")
 
 
-def _open_work(folder: Path, config: DatasetConfig, wanted: Fingerprint, overwrite: bool) -> Work:
+def _open_work(folder: Path, config: DatasetConfig, asked: Fingerprint, overwrite: bool) -> Work:
     """Open the existing work, or cut the corpus and begin.
 
     Raises:
@@ -143,13 +143,13 @@ def _open_work(folder: Path, config: DatasetConfig, wanted: Fingerprint, overwri
     """
     from data_prep.tasks.work import make_work, read_work
 
-    wanted = {"version": __version__, **wanted}
+    asked = {"version": __version__, **asked}
     with (folder / ".planning").open("a") as turn:
         lock(turn)  # several machines may start at the same time
         work_of_folder = read_work(folder)
         if work_of_folder is not None:
-            work, there = work_of_folder
-            changed = changes(there, wanted)
+            work, stored = work_of_folder
+            changed = changes(stored, asked)
             if not changed:
                 work.failure_file.unlink(missing_ok=True)
                 return work
@@ -157,7 +157,7 @@ def _open_work(folder: Path, config: DatasetConfig, wanted: Fingerprint, overwri
                 claim = f"{folder}: holds unfinished work of another spec or of other files"
                 refuse(claim, changed, "Discard it with --overwrite, or give another folder with out=...")
         _empty(folder)
-        return make_work(folder, config, wanted)
+        return make_work(folder, config, asked)
 
 
 def _after_failure(folder: Path, part: Part, error: RunError) -> None:
@@ -169,13 +169,13 @@ def _after_failure(folder: Path, part: Part, error: RunError) -> None:
         shutil.rmtree(folder)
 
 
-def _remove_work(folder: Path, wanted: Fingerprint) -> None:
+def _remove_work(folder: Path, asked: Fingerprint) -> None:
     """Remove the work of a finished dataset, if the process that made it could not, or was on Slurm."""
     from data_prep.tasks.work import read_work
 
     work_of_folder = read_work(folder)
     if (folder / LOCK).exists() and (
-        work_of_folder is None or not changes(work_of_folder[1], {"version": __version__, **wanted})
+        work_of_folder is None or not changes(work_of_folder[1], {"version": __version__, **asked})
     ):
         with claimed(folder, _OTHER):
             _empty(folder)

@@ -423,13 +423,13 @@ def _of_file(file: Path, size: int, source: SourceConfig, budget: int) -> tuple[
     return items, seen or size
 
 
-def token_facts(texts: Sequence[str], entries: int, given: str | None = None) -> TokenFacts:
+def token_facts(texts: Sequence[str], entries: int, tokenizer_path: str | None = None) -> TokenFacts:
     """Train a tokenizer on the first nine tenths of each text, and measure it on the rest.
 
     Args:
         texts: a sample.
         entries: size of the vocabulary; a small sample gives fewer.
-        given: file or folder of a tokenizer to measure instead of training one.
+        tokenizer_path: file or folder of a tokenizer to measure instead of training one.
 
     Raises:
         DataError: the given tokenizer cannot be read or used.
@@ -439,7 +439,9 @@ def token_facts(texts: Sequence[str], entries: int, given: str | None = None) ->
     cuts = [max(1, len(text) * 9 // 10) for text in texts]
     seen = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
     held_out = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
-    tokenizer = train_tokenizer(iter(seen), entries) if given is None else adapt_tokenizer(given, extend=True)
+    tokenizer = (
+        train_tokenizer(iter(seen), entries) if tokenizer_path is None else adapt_tokenizer(tokenizer_path, extend=True)
+    )
     began = time.process_time()
     encoded = encode_documents(tokenizer, seen)
     seconds = max(1e-9, time.process_time() - began)  # of all threads

@@ -58,19 +58,19 @@ def train_superbpe(
     sample = (text for text in texts() if training_draw(text) * characters < _CHARACTERS)
     model = (content := json.loads(first.to_str()))["model"]
     vocabulary, spelling = model["vocab"], {chr(_LETTERS + id): token for token, id in model["vocab"].items()}
-    letters, wanted = list(spelling)[len(SPECIAL_TOKENS) :], entries - len(vocabulary)
+    letters, num_merges = list(spelling)[len(SPECIAL_TOKENS) :], entries - len(vocabulary)
     second = Tokenizer(models.BPE())
     second.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     # a few more: different sequences of tokens may spell one superword
-    size = len(letters) + wanted + wanted // 50 + 64
+    size = len(letters) + num_merges + num_merges // 50 + 64
     trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=2, show_progress=False, initial_alphabet=letters)
     with tokenizer_threads(True):
         second.train_from_iterator(_as_letters(first, sample), trainer)
-    known = {(left, right) for left, right, _ in merges_of(model)}
+    merged_pairs = {(left, right) for left, right, _ in merges_of(model)}
     for pair in merges_of(json.loads(second.to_str())["model"]):
         left, right = ("".join(map(spelling.__getitem__, part)) for part in pair[:2])
-        if len(vocabulary) < entries and (left, right) not in known:
-            known.add((left, right))
+        if len(vocabulary) < entries and (left, right) not in merged_pairs:
+            merged_pairs.add((left, right))
             model["merges"].append([left, right])
             vocabulary.setdefault(left + right, len(vocabulary))
     tokenizer = Tokenizer.from_str(json.dumps(content))

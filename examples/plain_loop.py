@@ -166,8 +166,10 @@ def numbers_of_all_ranks(
     terms: Mapping[str, float], sums: Mapping[str, Tensor], counts: Mapping[str, int], model: nn.Module
 ) -> tuple[float, float]:
     """Return the global loss and the gradient's squared norm, with one all-reduce and the only host sync."""
-    known = torch.tensor([counts[term] for term in terms], dtype=torch.float64).to(next(iter(sums.values())).device)
-    totals = torch.cat([torch.stack([*sums.values()]), known, squared_gradient(model).view(1)])
+    counts_of_terms = torch.tensor([counts[term] for term in terms], dtype=torch.float64).to(
+        next(iter(sums.values())).device
+    )
+    totals = torch.cat([torch.stack([*sums.values()]), counts_of_terms, squared_gradient(model).view(1)])
     if dist.is_initialized():
         dist.all_reduce(totals)
     *numbers, squared_norm = totals.tolist()

@@ -143,10 +143,15 @@ def fit(model: Any, visits: Visits, options: argparse.Namespace) -> None:
         model.train_model(visits, None, training_args=arguments)
 
 
-def measure(model: Any, sentences: Sequence[Sentence], known: Sequence[str], threshold: float) -> dict[str, float]:
+def measure(
+    model: Any, sentences: Sequence[Sentence], trained_types: Sequence[str], threshold: float
+) -> dict[str, float]:
     """Return F1 of exact spans with their types, for types seen in training and for types only in this file."""
     figures = {}
-    for name, kinds in (("f1", known), ("zero_shot_f1", [kind for kind in types_of(sentences) if kind not in known])):
+    for name, kinds in (
+        ("f1", trained_types),
+        ("zero_shot_f1", [kind for kind in types_of(sentences) if kind not in trained_types]),
+    ):
         if kinds:
             asked = [each | {"ner": [entity for entity in each["ner"] if entity[2] in kinds]} for each in sentences]
             _, figures[name] = model.evaluate(asked, flat_ner=True, threshold=threshold, entity_types=list(kinds))

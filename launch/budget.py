@@ -117,12 +117,12 @@ class Chosen:
 
 def device_of(gpus: int | None) -> Device:
     """Return the requested number of GPUs, or this machine's GPUs, or its CPU."""
-    there = shown_gpus()
-    if gpus is None and not there:
+    shown = shown_gpus()
+    if gpus is None and not shown:
         return Device(0, bf16=cpu_has_bf16())
-    name = there[0][0].lower().replace(" ", "") if there else ""
+    name = shown[0][0].lower().replace(" ", "") if shown else ""
     kind = next((key for key in ("h100-pcie", *GPUS) if all(part in name for part in key.split("-"))), "h100")
-    return Device(gpus or len(there), kind, here=len(there) >= (gpus or 1))
+    return Device(gpus or len(shown), kind, here=len(shown) >= (gpus or 1))
 
 
 def held_out_share(sample: TextSample, text_share: float = 1.0) -> float:
@@ -160,12 +160,12 @@ class Chooser:
         """Return a size's vocabulary: the given tokenizer's, the rule's, or the limit of this text."""
         if self._tokenizer is not None:
             return self.facts(0).entries
-        wanted = entries_for(size, self._sample.text_bytes)
-        facts = self.facts(wanted)
-        if facts.entries >= wanted:
-            return wanted
+        entries = entries_for(size, self._sample.text_bytes)
+        facts = self.facts(entries)
+        if facts.entries >= entries:
+            return entries
         reached = _SAFE * facts.entries * math.sqrt(max(1.0, self._sample.text_bytes / facts.text_bytes))
-        return wanted if reached >= wanted else max(SMALLEST_VOCABULARY, power_of_two(reached))
+        return entries if reached >= entries else max(SMALLEST_VOCABULARY, power_of_two(reached))
 
     def text_tokens(self, entries: int) -> float:
         """Return the tokens of the training text, without exact duplicates."""

@@ -61,8 +61,8 @@ def refuse_sick_gpus(visible: str | None, ask: Callable[..., str] = output_of, w
 
 def _taken(gpu: Mapping[str, str]) -> float:
     """Return the share of a GPU's memory in use; 0 if unknown."""
-    known = gpu["used"].isdecimal() and gpu["total"].isdecimal()
-    return int(gpu["used"]) / max(1, int(gpu["total"])) if known else 0.0
+    is_reported = gpu["used"].isdecimal() and gpu["total"].isdecimal()
+    return int(gpu["used"]) / max(1, int(gpu["total"])) if is_reported else 0.0
 
 
 def _query(ask: Callable[..., str], query: str, **names: str) -> list[dict[str, str]]:

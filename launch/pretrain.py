@@ -339,25 +339,25 @@ def _keeps(place: Place, question: dict[str, Any], digest: str) -> bool:
     Raises:
         ConfigError: they belong to other text or other options, and were used or edited.
     """
-    there = _record(place.run_yaml)
-    if there is None:
+    recorded = _record(place.run_yaml)
+    if recorded is None:
         if place.run_yaml.exists() or place.data_yaml.exists():
             raise ConfigError(
                 f"{place.out}: has a run.yaml or data.yaml that `pretrain` did not write. Give another --out."
             )
         return False
-    if there["digest"] == digest and there["question"] == question and place.data_yaml.exists():
+    if recorded["digest"] == digest and recorded["question"] == question and place.data_yaml.exists():
         return True
     another = "Give another --name, or another --out." if place.out.name == place.name else "Give another --out."
-    if there["digest"] != digest:
-        was = f"{place.run_yaml}: made of other text ({' '.join(there['question']['text'])} as it was then)"
+    if recorded["digest"] != digest:
+        was = f"{place.run_yaml}: made of other text ({' '.join(recorded['question']['text'])} as it was then)"
     else:
-        changed = [key for key in question if there["question"].get(key) != question[key]]
-        words = ", ".join(f"--{key} {there['question'].get(key)}" for key in changed)
+        changed = [key for key in question if recorded["question"].get(key) != question[key]]
+        words = ", ".join(f"--{key} {recorded['question'].get(key)}" for key in changed)
         was = f"{place.run_yaml}: made with {words}"
     if place.begun:
         raise ConfigError(f"{was}, and {place.out} has work of it. {another}")
-    if there["body"] != _body(place.run_yaml):
+    if recorded["body"] != _body(place.run_yaml):
         raise ConfigError(f"{was}, and changed by hand since. {another}")
     return False
 

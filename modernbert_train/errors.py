@@ -117,10 +117,10 @@ def in_words_of(verb: Iterable[tuple[str, str]]) -> Iterator[None]:
         yield
     except RunError as error:
         text = str(error)
-        known = text
+        unchanged = text
         for pattern, words in verb:
             text = re.sub(pattern, words, text)
-        if text == known:
+        if text == unchanged:
             raise
         raise type(error)(text) from None
 

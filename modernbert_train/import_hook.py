@@ -107,9 +107,9 @@ def _is_other(name: str) -> bool:
 
 
 def _require_ours(name: str, module: ModuleType) -> None:
-    where, wanted = Path(module.__file__ or ""), bundled_versions()[_PACKAGES[name]]
+    where, release = Path(module.__file__ or ""), bundled_versions()[_PACKAGES[name]]
     if BUNDLED not in where.parents and _is_other(name):
         raise ConfigError(
-            f"{name}: imported from {where.parent} before modernbert_train.train, which trains with release {wanted} "
+            f"{name}: imported from {where.parent} before modernbert_train.train, which trains with release {release} "
             "alone and brings it. Import modernbert_train.train first, or use an environment without another release."
         )

@@ -38,19 +38,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _do(injury: Injury, lab: Lab, kept: Path, options: argparse.Namespace) -> None:
-    wanted = injury.quick if options.scale == "quick" else round(injury.count * float(options.scale))
+    num_rounds = injury.quick if options.scale == "quick" else round(injury.count * float(options.scale))
     done = Counter(name for name, outcome in read(kept))
-    known = _rounds(kept, injury.name)
+    kept_rounds = _rounds(kept, injury.name)
     number, empty = 0, 0
-    while done[injury.name] < wanted and empty < 5:
+    while done[injury.name] < num_rounds and empty < 5:
         if options.round is not None:
             number = options.round
-        elif number in known:
+        elif number in kept_rounds:
             number += 1
             continue
         began = time.monotonic()
         draw = lab.draw(injury.name, number)
-        outcomes = injury.round(lab, draw, min(injury.at_a_time, wanted) if options.round is None else injury.at_a_time)
+        outcomes = injury.round(
+            lab, draw, min(injury.at_a_time, num_rounds) if options.round is None else injury.at_a_time
+        )
         seconds = time.monotonic() - began
         with kept.open("a", encoding="utf-8") as file:
             for outcome in outcomes:

@@ -367,9 +367,9 @@ def slow_steps(seconds: float = 0.05) -> None:
 
     real = Recorder.step
 
-    def step(self: Recorder, *given: Any) -> None:
+    def step(self: Recorder, *arguments: Any) -> None:
         time.sleep(seconds)
-        real(self, *given)
+        real(self, *arguments)
 
     Recorder.step = step  # type: ignore[method-assign, assignment]
 

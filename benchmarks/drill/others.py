@@ -82,8 +82,8 @@ def spoil(step: int, rank: int, value: float) -> None:
         now[0] = self.state.timestamp.batch.value + 1
         real_start(self, plan)
 
-    def forward(self: Any, *given: Any, **named: Any) -> Any:
-        output = real_forward(self, *given, **named)
+    def forward(self: Any, *arguments: Any, **named: Any) -> Any:
+        output = real_forward(self, *arguments, **named)
         if now[0] != step or os.environ.get("RANK", "0") != str(rank):
             return output
         return output._replace(losses={term: total * value for term, total in output.losses.items()})

@@ -177,7 +177,7 @@ def serve() -> None:
     def heal() -> None:
         store.fault, store.faults_left = None, 0
 
-    known: dict[str, Callable[..., None]] = {
+    services: dict[str, Callable[..., None]] = {
         "fail": fail,
         "heal": heal,
         "stop": store.stop,
@@ -186,7 +186,7 @@ def serve() -> None:
     print(json.dumps([store.url, BUCKET]), flush=True)
     for line in sys.stdin:
         what, named = json.loads(line)
-        known[what](**named)
+        services[what](**named)
         print("null", flush=True)
 
 

@@ -54,10 +54,10 @@ def _require_free(folder: Path, own: bool) -> None:
     """
     if (folder / CARD).exists() or (folder / WORK).exists() or not folder.exists():
         return
-    there = [name for name in _WRITTEN if (folder / name).exists()] if own else sorted(os.listdir(folder))
-    if there:
+    present = [name for name in _WRITTEN if (folder / name).exists()] if own else sorted(os.listdir(folder))
+    if present:
         raise ConfigError(
-            f"{folder}: contains {there[0]}, which this program did not write and will not replace. Give an empty "
+            f"{folder}: contains {present[0]}, which this program did not write and will not replace. Give an empty "
             "folder with --out."
         )
 
@@ -83,7 +83,7 @@ def adopt_shards(request: Request) -> str:
     layout = find_layout(request.source, request.column, request.dtype)
     folder = Path(request.source if request.out is None else request.out)
     vocabulary, names = read_vocabulary(request.tokenizer), end_tokens(request.tokenizer)
-    wanted: Fingerprint = {
+    asked: Fingerprint = {
         "shards": layout.root,
         "column": layout.column,
         "dtype": request.dtype,
@@ -91,13 +91,13 @@ def adopt_shards(request: Request) -> str:
         "index": digest_of(layout.entries),
     }
     work = folder / WORK
-    if is_finished(folder, wanted, request.overwrite):
+    if is_finished(folder, asked, request.overwrite):
         if work.exists():  # killed after the last file
-            with claimed_for(wanted, work):
+            with claimed_for(asked, work):
                 pass
         return f"already adopted; --overwrite repeats it\n{describe_folder(folder)}"
     _require_free(folder, own=request.out is None or folder.resolve() == Path(layout.root))
-    with claimed_for(wanted, work):
+    with claimed_for(asked, work):
         fit = EachShard(request.tokenizer, names, request.anyway)
         survey = Survey(work, layout.root, layout.column, request.dtype, vocabulary.num_entries, fit)
         chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]
@@ -107,7 +107,7 @@ def adopt_shards(request: Request) -> str:
         parts = write_parts(work, layout.entries)
         findings = survey.run(parts, layout.num_bytes, request.workers)
         facts = {"tokenizer": request.tokenizer, **sample.to_json(), "findings": findings.to_json()}
-        _write_files(survey, parts, findings, layout, folder, vocabulary.sha256, wanted, facts)
+        _write_files(survey, parts, findings, layout, folder, vocabulary.sha256, asked, facts)
     return describe_folder(folder)
 
 
@@ -118,7 +118,7 @@ def _write_files(
     layout: Layout,
     folder: Path,
     tokenizer_sha256: str,
-    wanted: Fingerprint,
+    asked: Fingerprint,
     facts: dict[str, Any],
 ) -> None:
     """Merge the results of the parts. Raises DataError if folders differ in the type of their ids."""
@@ -168,7 +168,7 @@ def _write_files(
         "notes": layout.notes,
         "seconds": {"joining": round(time.monotonic() - started, 1)},
     }
-    write_report(work / REPORT, wanted, report)
+    write_report(work / REPORT, asked, report)
     write_card(work, card)
     (folder / CARD).unlink(missing_ok=True)
     for name in _WRITTEN:

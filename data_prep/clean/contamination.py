@@ -72,8 +72,8 @@ class Evaluations:
 
     def overlap(self, text: str) -> Overlap | None:
         """Return the first run of words that a text shares with a set, or a line that is a short text of a set."""
-        known = self._numbers
-        lines = [[known.get(word, -1) for word in words_of(each)] for each in self._parts(text)]
+        numbers = self._numbers
+        lines = [[numbers.get(word, -1) for word in words_of(each)] for each in self._parts(text)]
         if (short := self._whole(lines)) is not None:
             return short
         line = np.array(list(chain.from_iterable(lines)), np.int64)
@@ -143,9 +143,9 @@ def evaluations_of(config: PrepareConfig) -> Evaluations | None:
     Raises:
         DataError: a set cannot be read whole, or lacks a text with words.
     """
-    wanted = (config.decontaminate, config.overlap_words, config.max_characters)
-    if not _kept or _kept[0][0] != wanted:
-        _kept[:] = [(wanted, _read(*wanted))]
+    asked = (config.decontaminate, config.overlap_words, config.max_characters)
+    if not _kept or _kept[0][0] != asked:
+        _kept[:] = [(asked, _read(*asked))]
     return _kept[0][1]
 
 

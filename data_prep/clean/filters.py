@@ -88,14 +88,14 @@ def _make(name: str, config: FilterConfig) -> Any:
 
     place = f"filters.{name}"
     kind = getattr(filters, config.filter)
-    known = [key for key in inspect.signature(kind.__init__).parameters if key not in ("self", "exclusion_writer")]
-    if unknown := [key for key in config.arguments if key not in known]:
+    parameters = [key for key in inspect.signature(kind.__init__).parameters if key not in ("self", "exclusion_writer")]
+    if unknown := [key for key in config.arguments if key not in parameters]:
         raise ConfigError(
             f"{place}.arguments.{unknown[0]}: {config.filter} has no such argument. Known here: "
-            f"{', '.join(known) or 'none'}."
+            f"{', '.join(parameters) or 'none'}."
         )
     arguments = dict(config.arguments)
-    if "language" in known:
+    if "language" in parameters:
         from data_prep.clean.words import PlainWords
 
         arguments.setdefault("language", PlainWords())

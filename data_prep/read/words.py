@@ -25,11 +25,11 @@ def words_of(value: Any) -> Words | None:
 
 def differs(words: Words, text: str) -> str | None:
     """Describe where words do not spell a text; None if they do."""
-    there, here = "".join(words), _bare(text)
-    if there == here:
+    joined, here = "".join(words), _bare(text)
+    if joined == here:
         return None
-    at = next((i for i, (a, b) in enumerate(zip(there, here, strict=False)) if a != b), min(len(there), len(here)))
-    return f"it has {here[at : at + _SHOWN]!r} where they have {there[at : at + _SHOWN]!r}"
+    at = next((i for i, (a, b) in enumerate(zip(joined, here, strict=False)) if a != b), min(len(joined), len(here)))
+    return f"it has {here[at : at + _SHOWN]!r} where they have {joined[at : at + _SHOWN]!r}"
 
 
 def inside_words(words: Words, text: str, offsets_T2: NDArray[np.int64]) -> NDArray[np.uint8]:

@@ -173,10 +173,10 @@ def _executor_class(config: ExecutorConfig) -> Any:
     from datatrove.executor.slurm import SlurmPipelineExecutor
 
     kind = SlurmPipelineExecutor if config.name == "slurm" else RayPipelineExecutor
-    known = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
-    if unknown := [key for key in config.options if key not in known]:
+    parameters = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
+    if unknown := [key for key in config.options if key not in parameters]:
         raise ConfigError(
             f"executor.options.{unknown[0]}: datatrove's {kind.__name__} has no such argument. Known here: "
-            f"{', '.join(known)}."
+            f"{', '.join(parameters)}."
         )
     return kind

@@ -52,11 +52,11 @@ class Space:
     @property
     def trials(self) -> int:
         """Total number of trials."""
-        wanted = self.sweep.trials
+        asked = self.sweep.trials
         if self.sweep.sampler != "grid":
-            assert wanted is not None
-            return wanted
-        return len(self.points) if wanted is None else min(wanted, len(self.points))
+            assert asked is not None
+            return asked
+        return len(self.points) if asked is None else min(asked, len(self.points))
 
     def run_config(self, slot: int, params: Params) -> RunConfig:
         """Return the run of one trial.

@@ -118,8 +118,8 @@ class Store:
             False if another worker has given up the attempt meanwhile, because this worker seemed dead.
         """
         with suppress(UpdateFinishedTrialError, ValueError):
-            for name, given in attributes.items():
-                trial.set_user_attr(name, given)
+            for name, attribute in attributes.items():
+                trial.set_user_attr(name, attribute)
             self.study.tell(trial, value, state)
             return True
         return False

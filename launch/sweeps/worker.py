@@ -171,9 +171,9 @@ class Worker:
         lags = False
         if interval is not None:
             with suppress(StorageError), self._store.reachable():  # an unreachable database only delays this
-                known = self._store.reported(trial)
+                reported = self._store.reported(trial)
                 for tokens, value in milestones(read_entries(folder), self._sweep.objective, interval).items():
-                    if tokens not in known:
+                    if tokens not in reported:
                         trial.report(value, tokens)
                         lags = lags or trial.should_prune()
         return lags

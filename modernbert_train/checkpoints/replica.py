@@ -192,7 +192,7 @@ def fetch_newest(settings: CheckpointConfig, folder: Path, say: Callable[[str], 
     try:
         if (store := store_of(settings, folder.name)) is None:
             return
-        there = store.steps()
+        copies = store.steps()
     except RunError as error:
         if newest is None:
             raise type(error)(
@@ -201,17 +201,17 @@ def fetch_newest(settings: CheckpointConfig, folder: Path, say: Callable[[str], 
             ) from None
         say(f"warning: the replica cannot be read, so the local checkpoints are used: {error}")
         return
-    for step in sorted(there, reverse=True):
+    for step in sorted(copies, reverse=True):
         if newest is not None and step <= newest:
             return
-        if _fetched(store, there[step], checkpoints, say):
-            _fetch_records(store, folder, checkpoints / there[step], say)
+        if _fetched(store, copies[step], checkpoints, say):
+            _fetch_records(store, folder, checkpoints / copies[step], say)
             say(
-                f"{there[step]} brought back from {store.url}: "
+                f"{copies[step]} brought back from {store.url}: "
                 + ("nothing is here" if newest is None else "it is newer")
             )
             return
-    if there:
+    if copies:
         raise StorageError(
             f"{store.url}: no checkpoint there is whole, and none is here. Restore one from a copy; or remove the "
             "folder there to train from the start."
@@ -224,9 +224,9 @@ def refuse_fresh(settings: CheckpointConfig, name: str) -> None:
     Raises:
         ConfigError: the replica holds checkpoints of the run.
     """
-    if (store := store_of(settings, name)) is not None and (there := store.steps()):
+    if (store := store_of(settings, name)) is not None and (copies := store.steps()):
         raise ConfigError(
-            f"--fresh: {store.url} holds checkpoints of this run up to step {max(there):,}, from which the next start "
+            f"--fresh: {store.url} holds checkpoints of this run up to step {max(copies):,}, from which the next start "
             "would resume. Move that folder away, or give this run another name=."
         )
 

@@ -101,11 +101,11 @@ def _result(entry: Mapping[str, Any]) -> Result | None:
     figures, step, seed = entry.get("figures"), entry.get("step"), entry.get("seed")
     if not isinstance(figures, dict) or not is_count(step) or not isinstance(entry.get("name"), str):
         return None
-    known = {shorten(key, _LETTERS): number(value) for key, value in list(figures.items())[:_MAX_FIGURES]}
+    finite_or_none = {shorten(key, _LETTERS): number(value) for key, value in list(figures.items())[:_MAX_FIGURES]}
     when = number(entry.get("time"))
     return Result(
         name=shorten(entry["name"], _LETTERS),
-        figures={key: value for key, value in known.items() if value is not None and math.isfinite(value)},
+        figures={key: value for key, value in finite_or_none.items() if value is not None and math.isfinite(value)},
         checkpoint=shorten(str(entry.get("checkpoint", "")), _LETTERS),
         step=step,
         weights=str(entry.get("weights", "")),

@@ -136,8 +136,8 @@ def read_texts(folder: Path, manifest: Manifest) -> Verified:
 
 def _config(path: Path, content: FileHash) -> RunConfig:
     """Read a configuration, cached: most checkpoints of a run have the same, and reading one takes 50 ms."""
-    if (known := _configs.get(content)) is not None:
-        return known
+    if (cached := _configs.get(content)) is not None:
+        return cached
     config = load_run([path])
     if INCLUDE.encode() not in content_of(path):  # an include is relative to the folder, so do not cache it
         _configs[content] = config

@@ -277,11 +277,11 @@ def _plan(options: argparse.Namespace) -> None:
     named = [word for word in words if "=" not in word]
     facts = resolve(config, options.ranks, purpose=purpose).facts
     made = make_plan(config, options.ranks, options.median, facts)
-    wanted = (
+    arguments = (
         made,
         (named or ["h100"])[0],
         named or [name for name, gpu in GPUS.items() if not gpu.rocm],
         dict(options.price),
     )
-    answer_and_sections = [answer(*wanted), *sections(*wanted)]
+    answer_and_sections = [answer(*arguments), *sections(*arguments)]
     print(as_text(answer_and_sections))

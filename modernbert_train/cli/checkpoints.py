@@ -69,10 +69,10 @@ def _list(options: argparse.Namespace) -> None:
 
     selection = find_selection(options.folder)
     config = _config(selection, warn=True)
-    store, there, problem = (None, {}, None) if options.local or config is None else replica_of(config)
+    store, copies, problem = (None, {}, None) if options.local or config is None else replica_of(config)
     if problem is not None:
         _warn(problem)
-    listed = listing.list_checkpoints(selection, config, store, there, only=selection.step)
+    listed = listing.list_checkpoints(selection, config, store, copies, only=selection.step)
     print(listing.as_json(listed) if options.json else listing.as_text(listed, selection))
 
 

@@ -50,10 +50,10 @@ def words_of(options: argparse.Namespace) -> tuple[list[str], list[str], list[st
     tasks = [word for word in options.run if word not in overrides] + [word for word in after if _is_task(word)]
     models = [word for word in after if not _is_task(word)]
     if not tasks:
-        known = ", ".join(sorted(path.stem for path in (YAMLS / "tasks").glob("*.yaml")))
+        task_names = ", ".join(sorted(path.stem for path in (YAMLS / "tasks").glob("*.yaml")))
         raise ConfigError(
-            f"finetune {' '.join([*options.run, *after])}: names no task. Name one of {known}, or a YAML file of your "
-            "own, before --model or after it."
+            f"finetune {' '.join([*options.run, *after])}: names no task. Name one of {task_names}, or a YAML file of "
+            "your own, before --model or after it."
         )
     if not models:
         raise ConfigError("--model: names none. Name a run, a checkpoint or a Hugging Face folder.")

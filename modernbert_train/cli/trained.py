@@ -41,9 +41,9 @@ def evaluate(parser: argparse.ArgumentParser) -> Call:
     )
 
     def call(options: argparse.Namespace) -> None:
-        given = [word for word in ("out", "seeds", "jobs", "retry", "dry_run") if getattr(options, word)]
-        if options.suite is None and given:
-            parser.error(f"--{given[0].replace('_', '-')} needs --suite. Add it, such as --suite quick.")
+        of_suites = [word for word in ("out", "seeds", "jobs", "retry", "dry_run") if getattr(options, word)]
+        if options.suite is None and of_suites:
+            parser.error(f"--{of_suites[0].replace('_', '-')} needs --suite. Add it, such as --suite quick.")
         if options.suite is not None and options.out is None:
             parser.error("--suite needs a folder for its runs and their table. Add --out, such as --out runs/judged.")
         (_evaluate if options.suite is None else _evaluate_suite)(options)

@@ -105,7 +105,7 @@ class AlbertConfig(ModelConfig):
             return (name,)
         number, _, end = name.removeprefix(_LAYERS).partition(".")
         pairs = zip(chain(*self.path), chain(*self.stored.path), strict=True)
-        return tuple(f"{_LAYERS}{there}.{end}" for here, there in pairs if here == int(number))
+        return tuple(f"{_LAYERS}{stored}.{end}" for here, stored in pairs if here == int(number))
 
     def mistakes(self) -> Iterator[str]:
         """See `ModelConfig`."""

@@ -79,24 +79,24 @@ def _composed(text: str) -> yaml.Node | None:
         return yaml.compose(text, Loader=Loader)  # for its better message
 
 
-def _measure(node: yaml.Node, known: dict[yaml.Node, _Size | None]) -> _Size:
+def _measure(node: yaml.Node, sizes: dict[yaml.Node, _Size | None]) -> _Size:
     """Return the size of a node; it is None in `known` while it is being measured."""
-    if node in known:
-        size = known[node]
+    if node in sizes:
+        size = sizes[node]
         if size is None:
             raise yaml.YAMLError("an alias contains itself. Replace it by its content.")
         return size
     if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > MAX_NUMBER:
         raise yaml.YAMLError(f"a number or date of {len(node.value):,} characters. Quote it if it is text.")
-    known[node] = None
-    inside = [_measure(each, known) for each in _inside(node)]
+    sizes[node] = None
+    inside = [_measure(each, sizes) for each in _inside(node)]
     size = _Size(1 + sum(each.nodes for each in inside), 1 + max((each.height for each in inside), default=0))
     if size.nodes > MAX_NODES or size.height > MAX_DEPTH:
         raise yaml.YAMLError(
             f"more than {MAX_NODES:,} keys and values, each alias counted with all its content, or {MAX_DEPTH} "
             "nested sections or lists. Remove aliases, or look for a missing bracket."
         )
-    known[node] = size
+    sizes[node] = size
     return size
 
 

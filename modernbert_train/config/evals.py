@@ -84,8 +84,8 @@ class ProbeConfig(EvaluatorConfig):
                 "Remove test, so that each text is classified by a probe trained on the other folds."
             )
         if not KINDS[self.kind].probed:
-            known = ", ".join(kind for kind, row in KINDS.items() if row.probed)
-            yield f"{here}.kind={self.kind}: a probe learns one label of each text. Choose from {known}."
+            choices = ", ".join(kind for kind, row in KINDS.items() if row.probed)
+            yield f"{here}.kind={self.kind}: a probe learns one label of each text. Choose from {choices}."
         if not self.text_columns:
             yield f"{here}.text_columns=[]: no text to read. Name the column of the text."
         if self.label_column in self.text_columns:
@@ -113,10 +113,10 @@ class ScoresConfig(EvaluatorConfig):
                 f"{here}.name=probe."
             )
             return
-        known = metrics_of_objective(objective.task_kind)
+        choices = metrics_of_objective(objective.task_kind)
         for metric in self.metrics:
-            if metric not in known:
-                yield f"{here}.metrics: {metric} is not a metric of this objective. Choose from {', '.join(known)}."
+            if metric not in choices:
+                yield f"{here}.metrics: {metric} is not a metric of this objective. Choose from {', '.join(choices)}."
         if "f1" in self.metrics and len(objective.labels) != 2:
             yield f"{here}.metrics: f1 is for the second of two classes, and there are {len(objective.labels)}."
 

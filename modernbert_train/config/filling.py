@@ -125,21 +125,21 @@ class Filling:
             return
         interpolated, self._interpolated = self._interpolated, []
         for path, hint in interpolated:
-            value, wanted = section_of(resolved, path)[path[-1]], without_none(hint)
-            value = spelled(value, wanted)
+            value, kind = section_of(resolved, path)[path[-1]], without_none(hint)
+            value = spelled(value, kind)
             if not fits(value, hint):
                 key = ".".join(path)
-                wrong = f"{key}={shown(value)}: expected {describe(wanted)}"
+                wrong = f"{key}={shown(value)}: expected {describe(kind)}"
                 yield f"an interpolation cannot be resolved: {wrong}. Name another key."
             section_of(self.root, path)[path[-1]] = value
 
     def _section(self, config: Any, key: str, section: KeyPath, here: KeyPath, value: Any, base: type) -> None:
         """Fill the section at `here`, with the schema `base` or the variant that it names."""
-        there = config.get(key)
-        schema = self._variant(section, here, value, base, there if isinstance(there, Section) else None)
+        existing = config.get(key)
+        schema = self._variant(section, here, value, base, existing if isinstance(existing, Section) else None)
         if schema is None:
             return
-        if not isinstance(there, Section) or there.schema is not schema:
+        if not isinstance(existing, Section) or existing.schema is not schema:
             config[key] = Section(schema)
         if self._is_section(here, value, f"keys {', '.join(_names(schema))}"):
             self.fill(config[key], value, here)
@@ -184,18 +184,18 @@ class Filling:
         """Read `callbacks:` and `loggers:`, with arguments of Composer's constructors; see config/callbacks.py."""
         if not self._is_section((section,), value, "one entry for each name"):
             return
-        known = ARGUMENTS[section]
+        arguments_of = ARGUMENTS[section]
         for name, arguments in value.items():
             here = (section, name)
             if self._is_refused(here):
                 continue
-            if name not in known:
-                self._unknown(here, list(known))
+            if name not in arguments_of:
+                self._unknown(here, list(arguments_of))
             elif isinstance(arguments, Mapping):
                 mistakes = len(self._errors)
                 for key in arguments:
-                    if key not in known[name] and not self._is_refused((*here, key)):
-                        self._unknown((*here, key), list(known[name]))
+                    if key not in arguments_of[name] and not self._is_refused((*here, key)):
+                        self._unknown((*here, key), list(arguments_of[name]))
                 for key, each in arguments.items():
                     for text in _texts(each):
                         if INTERPOLATION.search(text) and ":" in text:
@@ -229,9 +229,9 @@ class Filling:
             return
         config[key] = value
 
-    def _is_section(self, here: KeyPath, value: Any, wanted: str) -> bool:
+    def _is_section(self, here: KeyPath, value: Any, content: str) -> bool:
         if not isinstance(value, Mapping):
-            self._bad(here, value, f"a section with {wanted}")
+            self._bad(here, value, f"a section with {content}")
         return isinstance(value, Mapping)
 
     def _is_refused(self, here: KeyPath) -> bool:
@@ -266,8 +266,8 @@ class Filling:
             )
             self._say(here, f"unknown key.{near}")
 
-    def _bad(self, here: KeyPath, value: Any, wanted: str, near: str = "") -> None:
-        self._errors.append(f"{'.'.join(here)}={shown(value)} ({self._origin(here)}): expected {wanted}.{near}")
+    def _bad(self, here: KeyPath, value: Any, expected: str, near: str = "") -> None:
+        self._errors.append(f"{'.'.join(here)}={shown(value)} ({self._origin(here)}): expected {expected}.{near}")
 
     def _say(self, here: KeyPath, message: str) -> None:
         self._errors.append(f"{'.'.join(here)} ({self._origin(here)}): {message}")

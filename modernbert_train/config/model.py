@@ -341,8 +341,8 @@ class ModernBertConfig(RotaryConfig):
     def layers_at(self, depth: float) -> int:
         """See `ModelConfig`; the first and the last layer are global."""
         every = self.global_attn_every_n_layers
-        wanted = self.num_layers * depth
-        return 1 + every * _nearest((wanted - 1) / every) if _nearest(wanted) else 0
+        num_layers = self.num_layers * depth
+        return 1 + every * _nearest((num_layers - 1) / every) if _nearest(num_layers) else 0
 
     @property
     def half_window(self) -> int:

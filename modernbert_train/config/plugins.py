@@ -104,8 +104,8 @@ def add(config: type[Any], **places: str) -> None:
     if places.keys() != keywords or not all(re.fullmatch(r"[\w.]+:\w+", place) for place in places.values()):
         needed = ", ".join(f'{each}="package.module:name"' for each in sorted(keywords))
         raise ConfigError(f"{where}: add() is called with {places}. Call it with {needed}.")
-    if (there := VARIANTS[section].get(name)) is not None and _path(there) != where:
-        raise ConfigError(f"{where}: {section}.name={name} exists already, {_path(there)}. Choose another name.")
+    if (existing := VARIANTS[section].get(name)) is not None and _path(existing) != where:
+        raise ConfigError(f"{where}: {section}.name={name} exists already, {_path(existing)}. Choose another name.")
     if former := [method for method in _RENAMED if hasattr(config, method)]:
         raise ConfigError(
             f"{where}: defines {' and '.join(former)}, which nothing calls any more. Define {_RENAMED[former[0]]} "

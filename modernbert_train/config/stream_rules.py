@@ -34,10 +34,12 @@ def stream_shares(data: DataConfig) -> Iterator[str]:
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
             yield f"{here}: a stream's name is used in keys and records. Use letters, digits, '_' and '-'."
         every = {"proportion": stream.proportion, "repeat": stream.repeat, "tokens": stream.tokens}
-        given = {key: value for key, value in every.items() if value is not None}
-        if len(given) > 1:
+        chosen = {key: value for key, value in every.items() if value is not None}
+        if len(chosen) > 1:
             yield (
-                f"{here}: " + " and ".join(f"{key}={value}" for key, value in given.items()) + " are different ways to "
+                f"{here}: "
+                + " and ".join(f"{key}={value}" for key, value in chosen.items())
+                + " are different ways to "
                 "define its share. Keep one."
             )
         if stream.tokens is not None and data.mix_by == "documents":
@@ -45,7 +47,7 @@ def stream_shares(data: DataConfig) -> Iterator[str]:
         if stream.proportion is not None:
             proportions[name] = stream.proportion
         else:
-            weights.append(next(iter(given.values()), 1.0))
+            weights.append(next(iter(chosen.values()), 1.0))
     if data.alpha is not None and (stated := next(iter(proportions), None)) is not None:
         yield (
             f"data.alpha={data.alpha:g} and data.streams.{stated}.proportion={proportions[stated]:g}: both define "
@@ -66,15 +68,15 @@ def stream_shares(data: DataConfig) -> Iterator[str]:
 
 
 def phase_shares(data: DataConfig, phases: Mapping[str, PhaseConfig]) -> Iterator[str]:
-    known = list(data.streams)
+    names = list(data.streams)
     for phase_name, phase in phases.items():
         here = f"phases.{phase_name}.streams"
-        if phase.streams and not known:
+        if phase.streams and not names:
             yield f"{here} is set and data.streams is not: there are no shares to change. Name the streams there."
             continue
         for name in phase.streams:
-            if name not in known:
-                hint = did_you_mean(name, known, f"{here}.") or f" Known: {', '.join(known)}."
+            if name not in names:
+                hint = did_you_mean(name, names, f"{here}.") or f" Known: {', '.join(names)}."
                 yield f"{here}.{name}: no stream of data.streams.{hint}"
         proportions = {n: each.proportion for n, each in phase.streams.items() if each.proportion is not None}
         bare = [name for name in phase.streams if name not in proportions]

@@ -225,12 +225,12 @@ def _below(at: str, name: str) -> str:
     return f"{at}.{name}" if at else name
 
 
-def _require(holds: bool, at: str, wanted: str, value: Any) -> None:
+def _require(holds: bool, at: str, expected: str, value: Any) -> None:
     if not holds:
-        raise _wrong(at, wanted, value)
+        raise _wrong(at, expected, value)
 
 
-def _wrong(at: str, wanted: str, value: Any) -> ValueError:
+def _wrong(at: str, expected: str, value: Any) -> ValueError:
     text = repr(value) if isinstance(value, int | float | str | bool | None) else type(value).__name__
     shown = text if len(text) <= 60 else f"{text[:60]}..."
-    return ValueError(f"{at or 'the whole'}: expected {wanted}, found {shown}")
+    return ValueError(f"{at or 'the whole'}: expected {expected}, found {shown}")

@@ -40,9 +40,9 @@ def read_once(path: Path, read: Callable[[Path], T]) -> T:
     """
     before, key = _identity(path), (read, path.absolute())
     _asked.add(key[1])
-    known = _known.get(key)
-    if known is not None and known[0] == before:
-        return known[1]
+    cached = _known.get(key)
+    if cached is not None and cached[0] == before:
+        return cached[1]
     value = read(path)
     if before is not None and before == _identity(path) and _is_settled(before):
         _known[key] = (before, value)

@@ -105,11 +105,11 @@ def gpu_collectives() -> tuple[int, int, int] | None:
     groups = json.loads(ask(includeCollectives=False, onlyActive=False)).get("pg_status", {}).values()
     if not groups:
         return None
-    given, begun, ended = (
+    enqueued, begun, ended = (
         sum(int(group[f"last_{state}_collective"]) for group in groups)
         for state in ("enqueued", "started", "completed")
     )
-    return given, begun, ended
+    return enqueued, begun, ended
 
 
 def worker_processes(batches: Any) -> list[Any]:

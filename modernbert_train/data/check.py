@@ -182,15 +182,17 @@ def few_predictions(config: RunConfig, facts: DataFacts) -> str | None:
     """Return a warning if the held-out text is too small for a meaningful loss; None if it is enough, or absent."""
     if facts.validation is None or compares_first(config):
         return None
-    there, max_tokens = facts.validation.card.tokens, config.eval.max_tokens
-    tokens = there if max_tokens is None else min(there, max_tokens)
+    tokens_there, max_tokens = facts.validation.card.tokens, config.eval.max_tokens
+    tokens = tokens_there if max_tokens is None else min(tokens_there, max_tokens)
     predictions = max(1, round(tokens * config.objective.for_validation().predicted_share))
     if predictions >= FEW_PREDICTIONS:
         return None
     cause = (
-        f"data.validation={config.data.validation} has" if tokens == there else f"eval.max_tokens={max_tokens} leaves"
+        f"data.validation={config.data.validation} has"
+        if tokens == tokens_there
+        else f"eval.max_tokens={max_tokens} leaves"
     )
-    remedy = "Hold out more text" if tokens == there else "Raise eval.max_tokens"
+    remedy = "Hold out more text" if tokens == tokens_there else "Raise eval.max_tokens"
     return (
         f"{cause} {tokens:,} tokens, of which about {predictions:,} are predicted: with so few the held-out loss has a "
         f"standard error of about {LOSS_DEVIATION / math.sqrt(predictions):.2g} nats, and smaller differences mean "

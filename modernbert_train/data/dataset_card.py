@@ -154,8 +154,8 @@ def other_sha256(path: Path, expected: Hashes) -> str | None:
 
 def write_card(folder: str | Path, card: DatasetCard) -> None:
     """Write the card into the folder of the shards."""
-    there = {key: value for key, value in asdict(card).items() if value is not None}
-    text = json.dumps(there, indent=2, sort_keys=True)
+    present = {key: value for key, value in asdict(card).items() if value is not None}
+    text = json.dumps(present, indent=2, sort_keys=True)
     (Path(folder) / CARD).write_text(text + "\n", encoding="utf-8")
 
 

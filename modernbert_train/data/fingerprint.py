@@ -64,16 +64,16 @@ def data_fingerprint(facts: DataFacts) -> dict[str, str]:
     return fingerprint
 
 
-def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Difference]:
+def differences(recorded: Mapping[str, str], current: Mapping[str, str]) -> list[Difference]:
     """Return the differences between two fingerprints.
 
     Parts that only influence figures may be added or removed, but not replaced. Checkpoints of earlier versions lack
     the hash of a teacher's configuration.
     """
     changed = [
-        Difference(name, there.get(name, "absent"), here.get(name, "absent"))
-        for name in sorted(here.keys() | there.keys())
-        if name != TEACHER_CONFIG or name in there
+        Difference(name, recorded.get(name, "absent"), current.get(name, "absent"))
+        for name in sorted(current.keys() | recorded.keys())
+        if name != TEACHER_CONFIG or name in recorded
     ]
     return [
         each
@@ -82,6 +82,6 @@ def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[Diffe
     ]
 
 
-def known_since(there: Mapping[str, str], here: Mapping[str, str]) -> dict[str, str]:
+def known_since(recorded: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
     """Return a resumed run's fingerprint: parts that were once used for figures stay known after their removal."""
-    return dict(there) | dict(here)
+    return dict(recorded) | dict(current)

@@ -258,7 +258,7 @@ def place_many(
     chunks: Ints,
     epoch: int,
     first_document: int,
-    wanted: int,
+    num_rows: int,
     out: Ints,
     ends: Ints,
     done: Ints,
@@ -272,7 +272,7 @@ def place_many(
     chunk = np.empty(4, np.int64)
     chunk[0] = epoch
     taken = 0
-    while taken < len(chunks) and done[1] < wanted:
+    while taken < len(chunks) and done[1] < num_rows:
         chunk[1] = chunks[taken, 0] + first_document
         chunk[2] = chunks[taken, 1]
         chunk[3] = chunks[taken, 2]
@@ -317,7 +317,7 @@ def mix_many(
     by_documents: bool,
     weights: Ints,
     lag: Ints,
-    wanted: int,
+    num_rows: int,
     out: Ints,
     ends: Ints,
     done: Ints,
@@ -338,7 +338,7 @@ def mix_many(
         epochs, first_documents: of each stream.
         by_documents: sizes count starting documents, not tokens.
         weights, lag: of the queue, each weight positive; lag is changed.
-        wanted: see `place_many`, like all that follow.
+        num_rows: see `place_many`, like all that follow.
     """
     total, number = weights.sum(), len(weights)
     chunk, sizes, shares = np.empty(4, np.int64), np.empty(number, np.int64), np.empty(number, np.float64)
@@ -346,7 +346,7 @@ def mix_many(
         at = firsts[stream]
         sizes[stream] = (1 if chunks[at, 1] == 0 else 0) if by_documents else chunks[at, 2]
         shares[stream] = 1.0 / weights[stream]
-    while done[1] < wanted:
+    while done[1] < num_rows:
         chosen, finish, when = -1, 0, 0.0
         for stream in range(number):
             if lag[stream] >= 0:  # eligible; lags sum to 0, so at least one stream is

@@ -229,28 +229,28 @@ class GreedyPacker:
     def place(self, chunk: Chunk) -> None:
         """Place one chunk, no longer than a row; finish rows when they are due."""
         some_C3 = np.array([chunk[1:]], dtype=np.int64)
-        self.place_many(some_C3, chunk.epoch, 0, wanted=self.num_ready + 1)  # one more, or it would place nothing
+        self.place_many(some_C3, chunk.epoch, 0, num_rows=self.num_ready + 1)  # one more, or it would place nothing
 
-    def place_many(self, chunks_C3: Ints, epoch: int, first_document: int, wanted: int) -> int:
+    def place_many(self, chunks_C3: Ints, epoch: int, first_document: int, num_rows: int) -> int:
         """Place chunks until enough rows are ready.
 
         Args:
             chunks_C3: document, first token, number of tokens.
             epoch: of all of them.
             first_document: added to their document numbers.
-            wanted: number of ready rows.
+            num_rows: number of ready rows.
 
         Returns:
             The number of chunks placed.
         """
         self._make_room(len(chunks_C3))
-        taken: int = self._kernel.place_many(chunks_C3, epoch, first_document, wanted, *self._memory)
+        taken: int = self._kernel.place_many(chunks_C3, epoch, first_document, num_rows, *self._memory)
         return taken
 
-    def mix_many(self, chunks_C3: Ints, queue: tuple[Any, ...], wanted: int) -> None:
+    def mix_many(self, chunks_C3: Ints, queue: tuple[Any, ...], num_rows: int) -> None:
         """Place chunks of several streams in fair order; see `pack_kernel.mix_many`."""
         self._make_room(len(chunks_C3))
-        self._kernel.mix_many(chunks_C3, *queue, wanted, *self._memory)
+        self._kernel.mix_many(chunks_C3, *queue, num_rows, *self._memory)
 
     def flush(self) -> None:
         """Finish rows until no chunk waits."""

@@ -127,9 +127,9 @@ class BatchPlanner:
         now = self._now
         if now is None or before >= now.end:
             now = self._now = self._enter(self._clock.at(before))
-        wanted = batch_rows_at(now.phase, before - now.first)
-        source = self._fill(now, wanted)
-        rows, counts = self._packers[source].take_rows(wanted, self._first_documents)
+        num_rows = batch_rows_at(now.phase, before - now.first)
+        source = self._fill(now, num_rows)
+        rows, counts = self._packers[source].take_rows(num_rows, self._first_documents)
         if len(self._packers) > 1:  # `_fill` chose by a full batch; the share is kept by what this one really took
             self._queue.count(source, int(counts[source, int(self._by_documents)]))
         streams = tuple(
@@ -144,7 +144,7 @@ class BatchPlanner:
             tokens_before=before,
             tokens=tokens,
             rows=rows,
-            num_rows=wanted,
+            num_rows=num_rows,
             row_tokens=now.row_tokens,
             microbatch_rows=now.microbatch_rows,
             objective=now.objective.at((before - now.first) / now.phase.tokens),
@@ -256,39 +256,39 @@ class BatchPlanner:
         waiting chunks cannot be used there."""
         return self._clock.phase(name).objective.compares != self._clock.at(tokens).objective.compares
 
-    def _fill(self, now: _Now, wanted: int) -> int:
+    def _fill(self, now: _Now, num_rows: int) -> int:
         """Draw chunks until a packer has `wanted` rows ready; return its index."""
         if len(self._packers) > 1:
             # a batch's tokens are known once it is packed; until then all streams would give a full one
-            source = self._queue.next([wanted * now.row_tokens] * len(self._cursors))
-            self._fill_from(self._cursors[source], self._packers[source], wanted)
+            source = self._queue.next([num_rows * now.row_tokens] * len(self._cursors))
+            self._fill_from(self._cursors[source], self._packers[source], num_rows)
             return source
         if len(now.used) == 1:
-            self._fill_from(self._cursors[now.used[0]], self._packers[0], wanted)
+            self._fill_from(self._cursors[now.used[0]], self._packers[0], num_rows)
         else:
-            self._fill_in_turn(now, wanted)
+            self._fill_in_turn(now, num_rows)
         return 0
 
-    def _fill_from(self, cursor: ChunkCursor, packer: GreedyPacker, wanted: int) -> None:
-        while packer.num_ready < wanted:
+    def _fill_from(self, cursor: ChunkCursor, packer: GreedyPacker, num_rows: int) -> None:
+        while packer.num_ready < num_rows:
             chunks_C3 = cursor.whole_chunks()
             if len(chunks_C3):
                 some_C3 = chunks_C3[:_AT_ONCE]
-                cursor.skip(packer.place_many(some_C3, cursor.epoch, cursor.first_document, wanted))
+                cursor.skip(packer.place_many(some_C3, cursor.epoch, cursor.first_document, num_rows))
             else:
                 packer.place(cursor.take())
 
-    def _fill_in_turn(self, now: _Now, wanted: int) -> None:
+    def _fill_in_turn(self, now: _Now, num_rows: int) -> None:
         packer, queue, used = self._packers[0], self._queue, now.used
         cursors = [self._cursors[index] for index in used]
         # lags move by at most max_drawn a chunk, but may be larger from a phase with longer rows
         exact = now.max_drawn + max(max(queue.lag), -min(queue.lag)) < _MAX_EXACT
-        while packer.num_ready < wanted:
+        while packer.num_ready < num_rows:
             drawn = self._drawn = (self._drawn or _draw(cursors)) if exact else None
             if drawn is not None:
                 lag, before = np.array([queue.lag[index] for index in used]), drawn.at.copy()
                 weights = np.array([queue.weights[index] for index in used])  # fit int64, since `exact`
-                packer.mix_many(drawn.chunks_C3, (*drawn.columns, self._by_documents, weights, lag), wanted)
+                packer.mix_many(drawn.chunks_C3, (*drawn.columns, self._by_documents, weights, lag), num_rows)
                 for cursor, number in zip(cursors, (drawn.at - before).tolist(), strict=True):
                     cursor.skip(number)
                 for index, new in zip(used, lag.tolist(), strict=True):

@@ -65,7 +65,7 @@ def check_state(
     packer = state["packer"]
     room = packer["row_tokens"]
     phases = None if named_phases is None else list(named_phases.values())
-    waiting, given = sum(chunk[3] for _, chunk in _chunks(packer)), 0
+    waiting, given_out = sum(chunk[3] for _, chunk in _chunks(packer)), 0
     blocks: dict[str, Ints] = {}
     drops = any("name" in phase.objective for phase in phases or ())  # chunks that wait, for another objective
     for name, cursor in state["streams"].items():
@@ -80,7 +80,7 @@ def check_state(
             if cursor["epoch"] > epochs and not drops:
                 raise ValueError(f"streams.{name}.epoch: expected at most {epochs}, found {cursor['epoch']}")
         of_epoch, blocks[name] = _check_cursor(f"streams.{name}", cursor, streams[name])
-        given += cursor["epoch"] * streams[name].num_tokens + of_epoch
+        given_out += cursor["epoch"] * streams[name].num_tokens + of_epoch
     if named_phases is not None:
         last = next(iter(named_phases)) if state["phase"] is None else state["phase"]
         if last not in named_phases:
@@ -97,10 +97,10 @@ def check_state(
         tokens, longest = state["tokens"], max(phase.row_tokens for phase in phases)
         low, high = -(-tokens // (1 + special_tokens)), tokens - special_tokens * -(-tokens // longest)
         skips = drops or any(phase.restart_data for phase in phases)  # the rest of a pass
-        if given - waiting < low or (given - waiting > high and not skips):
+        if given_out - waiting < low or (given_out - waiting > high and not skips):
             raise ValueError(
-                f"streams: {given} tokens are given out and {waiting} of them wait; the other {given - waiting} "
-                f"should be {low} to {high}, for {tokens} trained tokens"
+                f"streams: {given_out} tokens are given out and {waiting} of them wait; the other "
+                f"{given_out - waiting} should be {low} to {high}, for {tokens} trained tokens"
             )
         for number, (age, _) in enumerate(packer["waiting"]):
             if age > tokens + len(packer["ready"]):
@@ -183,13 +183,13 @@ def _check_cursor(field: str, cursor: CursorState, chunks: ShuffledChunks) -> tu
             raise ValueError(f"{field}.offset: expected less than the {left} tokens of the chunk, found {offset}")
         block = block[: taken + 1].copy()
         block[taken:, 2] = offset
-    given = chunks.tokens_before(cursor["epoch"], cursor["block"]) + int(block[:, 2].sum())
-    if cursor.get("given", given) != given:
+    given_out = chunks.tokens_before(cursor["epoch"], cursor["block"]) + int(block[:, 2].sum())
+    if cursor.get("given", given_out) != given_out:
         raise ValueError(
             f"{field}: epoch {cursor['epoch']}, block {cursor['block']}, {taken} chunks taken and offset {offset} are "
-            f"{given} tokens of the epoch, and {field}.given is {cursor.get('given')}"
+            f"{given_out} tokens of the epoch, and {field}.given is {cursor.get('given')}"
         )
-    return given, block
+    return given_out, block
 
 
 def _check_chunks(
@@ -201,10 +201,10 @@ def _check_chunks(
         if document >= documents:
             raise ValueError(f"{field}: there are {documents} documents, found number {document}")
         name, index = _stream_of(document, streams)
-        there = streams[name].length_of(index)
-        if not 0 < length <= longest or start + length > there:
+        document_tokens = streams[name].length_of(index)
+        if not 0 < length <= longest or start + length > document_tokens:
             raise ValueError(
-                f"{field}: expected 1 to {longest} tokens within the {there} of document {document}, "
+                f"{field}: expected 1 to {longest} tokens within the {document_tokens} of document {document}, "
                 f"found {length} from {start}"
             )
         if epoch > cursors[name]["epoch"]:

@@ -58,14 +58,16 @@ class PrefetchedChunks(ShuffledChunks):
         Random().shuffle(shards)
         return deque(shards)
 
-    def _fetch_all(self, wanted: deque[int], mine: int) -> None:
-        threads = [threading.Thread(target=self._fetch_each, args=(wanted, mine), daemon=True) for _ in range(_THREADS)]
+    def _fetch_all(self, shards: deque[int], generation: int) -> None:
+        threads = [
+            threading.Thread(target=self._fetch_each, args=(shards, generation), daemon=True) for _ in range(_THREADS)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _fetch_each(self, wanted: deque[int], mine: int) -> None:
-        while wanted and mine == self._latest:  # a later block fetches its own shards
+    def _fetch_each(self, shards: deque[int], generation: int) -> None:
+        while shards and generation == self._latest:  # a later block fetches its own shards
             with contextlib.suppress(RunError, IndexError):  # another thread took the last
-                self._shards.fetch_ahead(wanted.popleft())
+                self._shards.fetch_ahead(shards.popleft())

@@ -125,8 +125,8 @@ class ColumnPlace:
     def _span(self, sample: memoryview) -> tuple[int, int]:
         if len(self._sizes) == 1 and self._variable:
             return 4, int.from_bytes(sample[:4], "little")
-        given = iter(np.frombuffer(sample, np.uint32, self._variable).tolist())
-        sizes = [next(given) if size is None else size for size in self._sizes]
+        variable_sizes = iter(np.frombuffer(sample, np.uint32, self._variable).tolist())
+        sizes = [next(variable_sizes) if size is None else size for size in self._sizes]
         return 4 * self._variable + sum(sizes[: self._place]), sizes[self._place]
 
 

@@ -141,9 +141,9 @@ class ChunkCursor:
         self._max_tokens = 0  # longest chunk allowed now
         self._begin(0)
 
-    def _begin(self, epoch: int, block: int = 0, given: int = 0) -> None:
+    def _begin(self, epoch: int, block: int = 0, num_given: int = 0) -> None:
         self.epoch, self._block = epoch, block
-        self._given = given  # tokens given out in this epoch
+        self._given = num_given  # tokens given out in this epoch
         self._laid_out_for = 0  # longest chunk in the block; 0: not laid out yet
         self._taken = 0  # whole chunks of the block given out
         self._offset = 0  # tokens given out of the following chunk
@@ -223,6 +223,6 @@ class ChunkCursor:
 
     def load_state_dict(self, state: CursorState) -> None:
         """Continue from a position that `check_state` has found possible; lays out one block, at any position."""
-        given = state["given"] if "given" in state else tokens_given(state, self._chunks)
-        self._begin(state["epoch"], state["block"], given)
+        num_given = state["given"] if "given" in state else tokens_given(state, self._chunks)
+        self._begin(state["epoch"], state["block"], num_given)
         self._laid_out_for, self._taken, self._offset = state["laid_out_for"], state["taken"], state["offset"]

@@ -271,17 +271,17 @@ def rows_of_all(rows_ND: Tensor, about: T) -> tuple[Tensor, list[T], slice]:
         All rows, each rank's `about`, and the slice of this rank's rows.
     """
     by_rank = gather_from_all((len(rows_ND), about))
-    counts, known = [count for count, _ in by_rank], [each for _, each in by_rank]
+    counts, values = [count for count, _ in by_rank], [each for _, each in by_rank]
     first = sum(counts[: this_rank()])
     own = slice(first, first + len(rows_ND))
     if num_ranks() == 1:
-        return rows_ND, known, own
+        return rows_ND, values, own
     post_heartbeat("the rows of all ranks")
     padded = rows_ND.new_zeros(max(counts), *rows_ND.shape[1:])
     padded[: len(rows_ND)] = rows_ND
     gathered = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(gathered, padded)
-    return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)]), known, own
+    return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)]), values, own
 
 
 def wait_for_all() -> None:

@@ -204,8 +204,8 @@ class Heartbeat:
         beats = self._read(list(range(self._num_ranks)))
         come = {rank: beat.collectives for rank, beat in enumerate(beats) if beat and beat.collectives}
         rank = min(come, key=lambda each: come[each][1])
-        given, fewest, ended = come[rank]
-        if behind is not None and (rank != behind.rank or given == fewest):
+        enqueued, fewest, ended = come[rank]
+        if behind is not None and (rank != behind.rank or enqueued == fewest):
             return None
         waited = f"for distributed.timeout_seconds={self._timeout:g}"
         if fewest == max(begun for _, begun, _ in come.values()):
@@ -214,13 +214,13 @@ class Heartbeat:
         others = sum(begun == fewest for _, begun, _ in come.values()) - 1
         beat = beats[rank]
         assert beat is not None
-        if ended == given:
+        if ended == enqueued:
             return self._stuck_host(rank, beat)
         return Verdict(
             rank,
             beat.host,
-            f"hangs: its GPU has started {fewest} collectives of {given} that its host enqueued, and the GPUs of other "
-            f"ranks have waited in a later one {waited}, while its host has gone on to {beat.activity!r}."
+            f"hangs: its GPU has started {fewest} collectives of {enqueued} that its host enqueued, and the GPUs of "
+            f"other ranks have waited in a later one {waited}, while its host has gone on to {beat.activity!r}."
             + (f" So have those of {others} ranks more." if others else "")
             + " Look there for an Xid in `dmesg`. Start again, without that machine if it comes again.",
         )

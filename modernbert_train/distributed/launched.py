@@ -58,8 +58,8 @@ def check_launch_variables() -> None:
         raise ConfigError(f"MASTER_PORT={port} in the environment: ports end at 65,535. {LEFT_OVER}")
     if rank >= world:
         raise ConfigError(f"RANK={rank} with WORLD_SIZE={world} in the environment: ranks count from 0. {LEFT_OVER}")
-    wanted = ["RANK", "LOCAL_RANK", *([] if STORE in os.environ else ["MASTER_ADDR", "MASTER_PORT"])]
-    missing = [name for name in wanted if not os.environ.get(name)]
+    required = ["RANK", "LOCAL_RANK", *([] if STORE in os.environ else ["MASTER_ADDR", "MASTER_PORT"])]
+    missing = [name for name in required if not os.environ.get(name)]
     if world > 1 and missing:
         names = ", ".join(missing)
         raise ConfigError(f"WORLD_SIZE={world} in the environment without {names}, which launchers set. {LEFT_OVER}")

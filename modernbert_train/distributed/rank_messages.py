@@ -53,8 +53,8 @@ class Mailbox:
         deadline, pause = time.monotonic() + seconds, _FIRST_LOOK_SECONDS
         while not self._ask(lambda: self._store.check(names)):
             if time.monotonic() > deadline:
-                there = [self._ask(partial(self._store.check, [name])) for name in names]
-                raise TimeoutError([key for key, arrived in zip(keys, there, strict=True) if not arrived])
+                arrivals = [self._ask(partial(self._store.check, [name])) for name in names]
+                raise TimeoutError([key for key, arrived in zip(keys, arrivals, strict=True) if not arrived])
             on_poll()
             time.sleep(pause)
             pause = min(2 * pause, _LOOK_SECONDS)

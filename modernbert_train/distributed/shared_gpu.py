@@ -60,11 +60,11 @@ def claim_gpu(store: Any, rank: int, gpu: str, nccl_version: Callable[[], Sequen
     """
     mine = f"rank {rank} on {socket.gethostname()}"
     first = store.compare_set(f"gpu/{gpu}", "", mine).decode()
-    given = os.environ.get(HOST_ID)
-    if given:
+    host_id = os.environ.get(HOST_ID)
+    if host_id:
         # `shared` is the same on all machines, which must differ for NCCL: append the host name. Any other value is the
         # user's host name, as for containers of one machine, and is kept unless GPUs are shared.
-        host = f"{given}-{socket.gethostname()}" if given == SHARED else given
+        host = f"{host_id}-{socket.gethostname()}" if host_id == SHARED else host_id
         os.environ[HOST_ID] = host if first == mine else f"{host}-{rank}"
     if first == mine:
         return
@@ -75,7 +75,7 @@ def claim_gpu(store: Any, rank: int, gpu: str, nccl_version: Callable[[], Sequen
             "look at CUDA_VISIBLE_DEVICES: a launcher that shows each rank one GPU must show each another one. To "
             f"share a GPU all the same, for a trial of the collectives, set {HOST_ID}={SHARED}."
         )
-    if not given and tuple(version := nccl_version())[:2] < ENABLED_FROM:
+    if not host_id and tuple(version := nccl_version())[:2] < ENABLED_FROM:
         installed = ".".join(map(str, version))
         raise ConfigError(
             f"{here}, and {ENABLE}=1 is read from NCCL {'.'.join(map(str, ENABLED_FROM))} on; this is {installed}. Set "

@@ -68,11 +68,11 @@ def find_transport(
         loads: returns True if a library can be loaded.
         locks: returns True if enough memory can be locked.
     """
-    wanted = environment.get("NCCL_NET", "")
+    net = environment.get("NCCL_NET", "")
     plugin = environment.get("NCCL_NET_PLUGIN", "")
-    if wanted not in ("", "IB", "Socket"):
-        return Transport(f"{wanted} (NCCL_NET)")
-    if not wanted and plugin != "none" and (plugin or loads(PLUGIN)):
+    if net not in ("", "IB", "Socket"):
+        return Transport(f"{net} (NCCL_NET)")
+    if not net and plugin != "none" and (plugin or loads(PLUGIN)):
         return Transport(f"network plugin {plugin or PLUGIN}")
     tcp = f"TCP over {_interfaces(environment, root)}"
     for name, value in (("NCCL_NET", "Socket"), ("NCCL_IB_DISABLE", "1")):
@@ -82,7 +82,7 @@ def find_transport(
     if devices and not loads(VERBS):
         reason, devices = f"{VERBS} cannot be loaded (packages libibverbs1 and ibverbs-providers)", []
     if not devices:
-        end = "NCCL_NET=IB then ends with an error" if wanted == "IB" else f"NCCL will use {tcp}, which is slow"
+        end = "NCCL_NET=IB then ends with an error" if net == "IB" else f"NCCL will use {tcp}, which is slow"
         return Transport(tcp, f"no RDMA between machines: {reason}; {end}. {_REMEDY}")
     text = f"RDMA over {', '.join(devices)}"
     if not locks():
@@ -97,15 +97,15 @@ def warn_of_slow_network() -> None:
         print(f"warning: {socket.gethostname()}: {warning}", file=sys.stderr, flush=True)
 
 
-def _devices(wanted: str, root: Path) -> tuple[str, list[str]]:
+def _devices(pattern: str, root: Path) -> tuple[str, list[str]]:
     """Return why RDMA is unusable (empty if it is usable), and the usable devices with their links."""
     folder = root / "sys/class/infiniband"
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if not names:
         return "no device in /sys/class/infiniband", []
-    chosen = [name for name in names if _is_chosen(name, wanted)]
+    chosen = [name for name in names if _is_chosen(name, pattern)]
     if not chosen:
-        return f"NCCL_IB_HCA={wanted} leaves none of {', '.join(names)}", []
+        return f"NCCL_IB_HCA={pattern} leaves none of {', '.join(names)}", []
     devices, reasons = [], []
     for name in chosen:
         ports = sorted((folder / name / "ports").glob("*"))
@@ -121,10 +121,10 @@ def _devices(wanted: str, root: Path) -> tuple[str, list[str]]:
     return "; ".join(reasons), devices
 
 
-def _is_chosen(name: str, wanted: str) -> bool:
+def _is_chosen(name: str, pattern: str) -> bool:
     """Match NCCL_IB_HCA: prefixes of names, with `=` whole names, with `^` all others; ports are ignored."""
-    exclude = wanted.startswith("^")
-    rest = wanted.removeprefix("^")
+    exclude = pattern.startswith("^")
+    rest = pattern.removeprefix("^")
     exact = rest.startswith("=")
     parts = [part.partition(":")[0] for part in rest.removeprefix("=").split(",") if part]
     if not parts:

@@ -211,8 +211,8 @@ def _compared(
     learned temperature."""
     from modernbert_train.models.contrastive import Texts, compare
 
-    all_VW, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
-    everyone = Texts.joined(known)
+    all_VW, texts_of_all, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
+    everyone = Texts.joined(texts_of_all)
     compared = compare(all_VW, everyone, own, settings, backward=False, scale=scale)
     candidates, queries = len(everyone) - everyone.num_queries, len(compared.losses_Q)
     loss = compared.losses_Q.double().sum()

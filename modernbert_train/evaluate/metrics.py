@@ -130,9 +130,9 @@ def several_figures(logits_NL: Tensor, labels: NDArray[Any], metrics: Sequence[s
             leaves them out.
         metrics: names of `OF_SEVERAL`.
     """
-    known, labels_NL = logits_NL.shape[1], torch.from_numpy(labels).long()
-    predicted_NL = F.pad((logits_NL > 0).long(), (0, labels_NL.shape[1] - known))
-    loss = float(F.binary_cross_entropy_with_logits(logits_NL.double(), labels_NL[:, :known].double()))
+    num_classes, labels_NL = logits_NL.shape[1], torch.from_numpy(labels).long()
+    predicted_NL = F.pad((logits_NL > 0).long(), (0, labels_NL.shape[1] - num_classes))
+    loss = float(F.binary_cross_entropy_with_logits(logits_NL.double(), labels_NL[:, :num_classes].double()))
     return {"loss": loss, **finite(logits_NL, {name: OF_SEVERAL[name](predicted_NL, labels_NL) for name in metrics})}
 
 

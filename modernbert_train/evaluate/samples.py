@@ -71,9 +71,9 @@ class Samples:
 
     def _texts(self, batch: Batch, logits_MV: Tensor, row_tokens: int) -> list[dict[str, Any]]:
         positions_M, labels_M = (batch.targets[name].numpy().astype(np.int64) for name in (POSITIONS, LABELS))
-        known = np.flatnonzero(labels_M[: len(logits_MV)] != IGNORED_LABEL)
+        labelled = np.flatnonzero(labels_M[: len(logits_MV)] != IGNORED_LABEL)
         causal = batch.packed.order == "causal"
-        at = {int(positions_M[m]) + causal: int(m) for m in known if positions_M[m] + causal < row_tokens}
+        at = {int(positions_M[m]) + causal: int(m) for m in labelled if positions_M[m] + causal < row_tokens}
         ids_T = batch.packed.input_ids_T.numpy().astype(np.int64)
         windows = [
             (first, last, places)

@@ -81,9 +81,9 @@ def build_model(model: ModelConfig, objective: ObjectiveConfig, compute: Compute
     """
 
     def another(config: ModelConfig) -> Encoder:
-        given = compute or ComputeConfig()
-        encoder = ENCODERS[type(config)](config, given)
-        encoder.compute = given
+        settings = compute or ComputeConfig()
+        encoder = ENCODERS[type(config)](config, settings)
+        encoder.compute = settings
         return encoder
 
     return HEADS[objective.heads + objective.idle_heads].build(another(model), objective, another)

@@ -64,8 +64,8 @@ def scaled_frequencies(config: RotaryConfig, is_global: bool, device: torch.devi
         turns_E = config.rope_original_tokens * inverse_E / (2 * math.pi)
         fast_E = ((turns_E - low) / (high - low)).clamp(0, 1)
     else:  # yarn is linear in the index of a pair, between the pairs with these turns
-        given = config.rope_attention_factor
-        table_factor = 0.1 * math.log(config.rope_factor) + 1 if given is None else given
+        factor = config.rope_attention_factor
+        table_factor = 0.1 * math.log(config.rope_factor) + 1 if factor is None else factor
         first, last = (
             size * math.log(config.rope_original_tokens / (2 * math.pi * turns)) / (2 * math.log(theta))
             for turns in (config.rope_beta_fast, config.rope_beta_slow)

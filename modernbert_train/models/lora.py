@@ -50,11 +50,11 @@ def add_adapters(layers: nn.Module, lora: LoraConfig) -> None:
         ConfigError: a target is no linear layer of this encoder; names those that are.
     """
     linears = {name: module for name, module in layers.named_modules() if isinstance(module, nn.Linear)}
-    known = {name.rpartition(".")[2] for name in linears}
-    if unknown := [name for name in lora.targets if name not in known]:
+    endings = {name.rpartition(".")[2] for name in linears}
+    if unknown := [name for name in lora.targets if name not in endings]:
         raise ConfigError(
             f"objective.lora.targets={', '.join(unknown)}: no linear layer of this encoder has such a name. Choose "
-            f"from {', '.join(sorted(known))}, or leave targets out, which adapts all of them."
+            f"from {', '.join(sorted(endings))}, or leave targets out, which adapts all of them."
         )
     for name, linear in linears.items():
         owner, _, last = name.rpartition(".")

@@ -127,17 +127,17 @@ def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
     inner: dict[str, Any] = {"intermediate_size": new.intermediate_size}
     for changes, unit in ((width, old.hidden_size // old.num_heads), (inner, 1)):
         key, size = next(iter(changes.items()))
-        there = getattr(old, key)
-        if size == there:
+        old_size = getattr(old, key)
+        if size == old_size:
             continue
-        index = evenly(there, size, unit)
+        index = evenly(old_size, size, unit)
         for name, shape in shapes_of(replace(old, **changes), MaskedLmConfig()).items():
             for dim, (many, few) in enumerate(zip(before[name], shape, strict=True)):
                 if many == few:
                     continue
-                parts = many // there
-                if parts * there == many:
-                    kept.setdefault(name, {})[dim] = torch.cat([index + part * there for part in range(parts)])
+                parts = many // old_size
+                if parts * old_size == many:
+                    kept.setdefault(name, {})[dim] = torch.cat([index + part * old_size for part in range(parts)])
                 else:
                     assert many == old.num_heads, f"{name}: {many} is no multiple of {key}"
                     kept.setdefault(name, {})[dim] = evenly(many, few)

@@ -131,9 +131,9 @@ def layer_sources(old: ModelConfig, new: ModelConfig, mode: Mode) -> list[int]:
         return [round(layer * old.num_layers / new.num_layers) for layer in range(new.num_layers)]  # banker's rounding
     sources = [0] * new.num_layers
     for kind in (True, False):
-        there, here = ([i for i in range(c.num_layers) if c.is_global(i) is kind] for c in (old, new))
-        for position, layer in enumerate(here):
-            sources[layer] = there[spread(position, len(here), len(there))]
+        old_layers, new_layers = ([i for i in range(c.num_layers) if c.is_global(i) is kind] for c in (old, new))
+        for position, layer in enumerate(new_layers):
+            sources[layer] = old_layers[spread(position, len(new_layers), len(old_layers))]
     return sources
 
 

@@ -84,9 +84,9 @@ class Tag:
         positions = np.repeat(text.starts_Q, text.lengths_Q) + position
         words = np.flatnonzero(tags != IGNORED_LABEL)
         spare = len(text.ids_T) - len(words)
-        known = np.where(tags[words] < settings.num_logits, tags[words], IGNORED_LABEL)
+        labels = np.where(tags[words] < settings.num_logits, tags[words], IGNORED_LABEL)
         targets = {
             WORDS: np.pad(positions[words], (0, spare)),
-            TAGS: np.pad(known.astype(np.int64), (0, spare), constant_values=IGNORED_LABEL),
+            TAGS: np.pad(labels.astype(np.int64), (0, spare), constant_values=IGNORED_LABEL),
         }
-        return Inputs(text.ids_T, targets, {"tag": int((known != IGNORED_LABEL).sum())})
+        return Inputs(text.ids_T, targets, {"tag": int((labels != IGNORED_LABEL).sum())})

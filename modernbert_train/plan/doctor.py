@@ -108,8 +108,8 @@ def _package(name: str, version: str) -> Finding:
     """Compare a version with pyproject.toml's requirement, and torch's also with the tested versions."""
     with suppress(importlib.metadata.PackageNotFoundError):  # run from a folder without being installed
         if not is_allowed(name, version):
-            wanted = required(name)
-            return Finding(f"{name} {version}, and this program needs {wanted}", f"pip install '{name}{wanted}'")
+            versions = required(name)
+            return Finding(f"{name} {version}, and this program needs {versions}", f"pip install '{name}{versions}'")
     if name == "torch" and (newer := untested(version)) is not None:
         return Finding(newer, f"install torch {TESTED[-1]} if losses or speed surprise you, and tell us")
     return Finding(f"{name} {version}")

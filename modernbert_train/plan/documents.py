@@ -227,7 +227,7 @@ def _fill(
     lengths = lengths[lengths > special] - special
     packer = GreedyPacker(row_tokens, data.packing_window, data.max_wait_rows, special)
     chunks_C3 = np.stack([np.arange(len(lengths)), np.zeros_like(lengths), lengths], axis=1)
-    packer.place_many(chunks_C3, 0, 0, wanted=len(chunks_C3) + 1)
+    packer.place_many(chunks_C3, 0, 0, num_rows=len(chunks_C3) + 1)
     if not packer.num_ready:
         packer.flush()
     chunks_C4 = packer.ready.chunks_C4

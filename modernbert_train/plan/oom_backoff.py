@@ -46,17 +46,17 @@ def is_full(error: BaseException) -> bool:
     return any(word.lower() in str(error).lower() for word in _FULL)
 
 
-def halve(folder: Path, phase: str, given: PhaseConfig, now: PhaseConfig) -> OomBackoff | ConfigError | None:
+def halve(folder: Path, phase: str, configured: PhaseConfig, now: PhaseConfig) -> OomBackoff | ConfigError | None:
     """Record half of a phase's microbatch, and return the error to raise; None if it must not change.
 
     Args:
         folder: of the run.
         phase: name of the phase that ran out of memory.
-        given: the phase as the user configured it.
+        configured: the phase as the user configured it.
         now: the phase with all open keys filled.
     """
     key = microbatch_key(phase)
-    if given.microbatch_tokens is not None or phase_of_newest(folder) == phase:
+    if configured.microbatch_tokens is not None or phase_of_newest(folder) == phase:
         return None
     if now.microbatch_rows == 1:
         return ConfigError(

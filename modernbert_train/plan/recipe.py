@@ -195,8 +195,8 @@ def power_of_two(number: float) -> int:
 
 def tokens_for(size: Size, parameters: int, text_tokens: float) -> int:
     """Return the tokens of a run if only its size is given."""
-    wanted = size.run.total_tokens if size.name in ("base", "large") else TOKENS_PER_PARAMETER * parameters
-    return _whole(min(wanted, MAX_PASSES * text_tokens))
+    published = size.run.total_tokens if size.name in ("base", "large") else TOKENS_PER_PARAMETER * parameters
+    return _whole(min(published, MAX_PASSES * text_tokens))
 
 
 class Affordable(NamedTuple):

@@ -257,8 +257,8 @@ def with_later_mistakes(num_ranks: int | Callable[[RunConfig], int] = 1, purpose
             # fresh: do not compare half a configuration with the run in its folder
             resolve(wrong.rest, ranks, purpose=purpose, fresh=True)
         except RunError as later:
-            there = "|".join(map(re.escape, wrong.sections))
-            others = [each for each in messages_of(later) if not re.search(rf"(?<![\w.])({there})\b", each)]
+            sections = "|".join(map(re.escape, wrong.sections))
+            others = [each for each in messages_of(later) if not re.search(rf"(?<![\w.])({sections})\b", each)]
             raise ConfigError("\n".join([str(wrong), *others])) from None
         except Exception:  # a rule that cannot be applied to half a configuration must not hide the wrong keys
             raise wrong from None
@@ -384,13 +384,13 @@ def _check_vocabulary(weights: WeightsConfig, tokenizer: str, runs_folder: str) 
     name = weights.init_from or weights.shrink_from
     if name is None:
         return
-    there = None
+    folder = None
     with suppress(RunError):
-        there = _look_up(name, runs_folder).tokenizer()
-    if there is not None:
+        folder = _look_up(name, runs_folder).tokenizer()
+    if folder is not None:
         from modernbert_train.weights.names import check_vocabulary
 
-        check_vocabulary(weights, there, tokenizer)
+        check_vocabulary(weights, folder, tokenizer)
 
 
 def _check_disk(config: RunConfig, run: RunFolder, fresh: bool) -> None:
@@ -405,8 +405,8 @@ def _check_disk(config: RunConfig, run: RunFolder, fresh: bool) -> None:
     saves = _min_saves(config, 0 if trained is None else trained[2].tokens)
     if saves == 0:
         return
-    keep, there = config.checkpoint.keep, 0 if fresh else len(step_folders(run.checkpoints))
-    added = min(saves, max(1, keep + 1 - there))
+    keep, present = config.checkpoint.keep, 0 if fresh else len(step_folders(run.checkpoints))
+    added = min(saves, max(1, keep + 1 - present))
     each, free = checkpoint_bytes(config.model, config.objective, config.optim), free_bytes(run.path)
     if free < added * each:
         lower = f" lower checkpoint.keep={keep}," if keep > 1 and added > 2 else ""

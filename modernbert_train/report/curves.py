@@ -178,12 +178,12 @@ class Tail:
             OSError: it cannot be read.
         """
         with open_file(self._path) as file:
-            there = os.fstat(file.fileno())
+            status = os.fstat(file.fileno())
             file.seek(max(0, self._offset - len(self._before)))
-            restarted = there.st_ino != self._inode or there.st_size < self._offset
+            restarted = status.st_ino != self._inode or status.st_size < self._offset
             if restarted or file.read(len(self._before)) != self._before:
                 restarted = True
-                self._inode, self._offset, self._before, self._rest = there.st_ino, 0, b"", b""
+                self._inode, self._offset, self._before, self._rest = status.st_ino, 0, b"", b""
                 file.seek(0)
             new = file.read(_CHUNK)
         self._offset += len(new)
@@ -267,8 +267,8 @@ class Following:
 def state_of(path: Path) -> tuple[int, int, int] | None:
     """Return values that change whenever the file does; None if there is no file."""
     with suppress(OSError):
-        there = path.stat()
-        return there.st_ino, there.st_size, there.st_mtime_ns
+        status = path.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
     return None
 
 

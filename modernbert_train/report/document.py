@@ -143,12 +143,12 @@ class WatchedRun:
             self._revision += 1
         return more
 
-    def changes(self, known: Known = Known()) -> dict[str, Any] | None:  # noqa: B008
+    def changes(self, shown: Known = Known()) -> dict[str, Any] | None:  # noqa: B008
         """Return the part that a page does not have yet; None if it has everything."""
         have = Known(self._choice, len(self._chosen), self._revision)
-        if have == known:
+        if have == shown:
             return None
-        first = known.steps if known.choice == self._choice and known.steps <= len(self._chosen) else 0
+        first = shown.steps if shown.choice == self._choice and shown.steps <= len(self._chosen) else 0
         return {"known": list(have), "first": first, **self._about, **self._columns(first)}
 
     def _choose(self, history: History) -> None:
@@ -247,8 +247,8 @@ def _curves(history: History) -> list[dict[str, Any]]:
 def _curve(
     title: str, form: str, log: bool, at: Sequence[Any], values: Sequence[float], guesses: Sequence[float]
 ) -> dict[str, Any]:
-    known = [i for i, value in enumerate(values) if math.isfinite(value)]
-    chosen = known[:: -(-len(known) // POINTS) or 1]
+    finite = [i for i, value in enumerate(values) if math.isfinite(value)]
+    chosen = finite[:: -(-len(finite) // POINTS) or 1]
     columns = {
         "step": [at[i].step for i in chosen],
         "tokens": [at[i].tokens for i in chosen],

@@ -199,8 +199,8 @@ def last_entries(path: Path, *, held_out: bool) -> list[dict[str, Any]]:
 
 def _mean(entries: Sequence[dict[str, Any]], key: str) -> float | None:
     values = [value for entry in entries[-LOSS_STEPS:] if (value := number(entry.get(key))) is not None]
-    known = [value for value in values if math.isfinite(value)]
-    return mean(known) if known else None
+    finite = [value for value in values if math.isfinite(value)]
+    return mean(finite) if finite else None
 
 
 def as_text(runs: Sequence[RunState]) -> str:

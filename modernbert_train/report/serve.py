@@ -45,11 +45,11 @@ class Watch:
         self._lock = threading.Lock()
         self._next = 0
 
-    def changes(self, known: Sequence[Known]) -> dict[str, Any]:
+    def changes(self, shown: Sequence[Known]) -> dict[str, Any]:
         """Return the changes that a page does not have.
 
         Args:
-            known: its part of each run, in the order in which they joined.
+            shown: its part of each run, in the order in which they joined.
 
         Returns:
             `runs`: number of a run and its changes; `more`: True if there is more to read.
@@ -58,7 +58,7 @@ class Watch:
             more = self._refresh()
             changed = []
             for number, run in enumerate(self._runs):
-                changes = run.changes(known[number] if number < len(known) else Known())
+                changes = run.changes(shown[number] if number < len(shown) else Known())
                 if changes is not None:
                     changed.append([number, changes])
             return {"runs": changed, "more": more, "points": points_of(len(self._runs))}
@@ -75,11 +75,11 @@ class Watch:
         return more
 
     def _join(self) -> None:
-        known = dict.fromkeys(run.folder for run in self._runs)
+        watched = dict.fromkeys(run.folder for run in self._runs)
         folders = run_folders(self._folders, "metrics.jsonl", "config.yaml")
-        new = [folder for folder in folders if folder not in known][: max(0, MAX_RUNS - len(known))]
-        names = names_of([*known, *new]) if new else []
-        for folder, name in zip(new, names[len(known) :], strict=True):
+        new = [folder for folder in folders if folder not in watched][: max(0, MAX_RUNS - len(watched))]
+        names = names_of([*watched, *new]) if new else []
+        for folder, name in zip(new, names[len(watched) :], strict=True):
             self._runs.append(WatchedRun(folder, name, points_of(len(self._runs) + 1), live=True))
 
 

@@ -170,4 +170,4 @@ def as_json(values: NDArray[np.float64], digits: int = 6) -> list[float | None]:
         integers = rounded.tolist()
     if finite.all():
         return integers
-    return [value if known else None for value, known in zip(integers, finite.tolist(), strict=True)]
+    return [value if is_finite else None for value, is_finite in zip(integers, finite.tolist(), strict=True)]

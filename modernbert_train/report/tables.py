@@ -51,8 +51,8 @@ def final_loss(losses: NDArray[np.float64]) -> float:
 
 def median(values: NDArray[np.float64]) -> float:
     """Return the median of the finite values; NaN without any."""
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else math.nan
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else math.nan
 
 
 def run_tables(
@@ -116,8 +116,8 @@ def _evaluations(history: History) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for (name, figure), records in list(history.by_figure().items())[:MAX_FIGURES]:
         last = records[-1].figures
-        known = [record for record in records if math.isfinite(record.figures[figure])] or [records[-1]]
-        highest = max(known, key=lambda record: record.figures[figure])
+        finite = [record for record in records if math.isfinite(record.figures[figure])] or [records[-1]]
+        highest = max(finite, key=lambda record: record.figures[figure])
         counts = [key for key, value in last.items() if key.startswith(COUNT) and math.isfinite(value)]
         lines.append(
             (

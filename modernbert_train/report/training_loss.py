@@ -17,8 +17,8 @@ def training_loss(losses: Sequence[float]) -> float | None:
     Args:
         losses: of the steps in order, each step once; at least the last ones.
     """
-    known = [float(loss) for loss in losses[-LOSS_STEPS:] if math.isfinite(loss)]
-    return mean(known) if known else None
+    finite = [float(loss) for loss in losses[-LOSS_STEPS:] if math.isfinite(loss)]
+    return mean(finite) if finite else None
 
 
 def mean(numbers: Sequence[float]) -> float:

@@ -65,27 +65,27 @@ def build_callbacks(section: Section, folder: Path, device: torch.device) -> lis
     """
     _require_packages("callbacks", section)
     built = []
-    for name, given in section.items():
+    for name, settings in section.items():
         if name in GPU_ONLY and device.type == "cpu":
             raise ConfigError(
                 f"callbacks.{name}: it measures GPUs only, and this run trains on a CPU. Set callbacks.{name}=false."
             )
-        arguments = _callback_defaults(folder, name) | given
-        refused = f"callbacks.{name}={given}: Composer's {CALLBACKS[name].__name__} refuses this"
+        arguments = _callback_defaults(folder, name) | settings
+        refused = f"callbacks.{name}={settings}: Composer's {CALLBACKS[name].__name__} refuses this"
         remedy = "See its documentation for the arguments."
         with os_errors_as(ConfigError, refused, remedy, TypeError, ValueError, ImportError):
             built.append(CALLBACKS[name](**arguments))
     return built
 
 
-def own_callbacks(given: Sequence[Callback | type[Callback]]) -> list[Callback]:
+def own_callbacks(passed: Sequence[Callback | type[Callback]]) -> list[Callback]:
     """Return the callbacks that a program passes to its run; a class is instantiated at each start, without arguments.
 
     Raises:
         ConfigError: one is not a callback, cannot be made, or is a callback of Composer's that cannot work here.
     """
     built = []
-    for number, each in enumerate(given):
+    for number, each in enumerate(passed):
         where = f"callbacks[{number}]={each!r:.80}"
         if isinstance(each, type) and issubclass(each, Callback):
             with os_errors_as(ConfigError, f"{where}: cannot be made", "Give an instance instead.", TypeError):
@@ -123,8 +123,8 @@ def build_loggers(section: Section, folder: Path) -> list[LoggerDestination]:
     return [Harmless(name, _maker(name, given, folder)) for name, given in section.items()]
 
 
-def _maker(name: str, given: dict[str, Any], folder: Path) -> Callable[[], LoggerDestination]:
-    return lambda: LOGGERS[name](**_logger_arguments(name, given, folder))
+def _maker(name: str, settings: dict[str, Any], folder: Path) -> Callable[[], LoggerDestination]:
+    return lambda: LOGGERS[name](**_logger_arguments(name, settings, folder))
 
 
 def _callback_defaults(folder: Path, name: str) -> dict[str, Any]:
@@ -133,11 +133,11 @@ def _callback_defaults(folder: Path, name: str) -> dict[str, Any]:
     return {}
 
 
-def _logger_arguments(name: str, given: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _logger_arguments(name: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
     if name == "wandb":
         init = {"mode": "offline", "dir": str(folder), "id": _kept_id(folder, name), "resume": "allow"}
         names = {"project": "modernbert-train", "name": folder.name}
-        return names | given | {"init_kwargs": init | given.get("init_kwargs", {})}
+        return names | settings | {"init_kwargs": init | settings.get("init_kwargs", {})}
     defaults: dict[str, dict[str, Any]] = {
         "file": {"filename": f"{folder}/log-{_now()}.txt"},
         "mlflow": {"experiment_name": "modernbert-train", "run_name": folder.name, "resume": True},
@@ -146,7 +146,7 @@ def _logger_arguments(name: str, given: dict[str, Any], folder: Path) -> dict[st
     }
     if name == "trackio":  # it resumes by the run's name and cannot be given a folder
         defaults[name]["name"] = f"{folder.name}-{_kept_id(folder, name)[:6]}"
-    return defaults.get(name, {}) | given
+    return defaults.get(name, {}) | settings
 
 
 def _kept_id(folder: Path, logger: str) -> str:

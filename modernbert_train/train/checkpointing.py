@@ -125,8 +125,8 @@ class Checkpoints:
         """Reject a state that cannot be saved; save the initial weights if configured."""
         self._copier.check(inner_model(state.model))
         first = folder_of(self._folder.checkpoints, 0)
-        wanted = self._settings.milestones == "pythia" and state.timestamp.batch.value == 0
-        if wanted and not on_rank_zero(first.exists):
+        is_due = self._settings.milestones == "pythia" and state.timestamp.batch.value == 0
+        if is_due and not on_rank_zero(first.exists):
             self.save(state, phase=self._clock.phases[0].name, phase_end=False, milestone=True)
             self._saver.wait()  # data workers are forked next, when no other thread should be running
 

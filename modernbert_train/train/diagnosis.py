@@ -292,9 +292,9 @@ def diagnose(
     if fault == "spike":
         microbatches = [max(microbatches, key=lambda each: each["loss"])]
     # a microbatch with a finite loss that ran out of memory may be healthy: leave it out if another one is at fault
-    known = [each for each in microbatches if isinstance(each["loss"], str) or not each["place"].startswith(FULL)]
+    telling = [each for each in microbatches if isinstance(each["loss"], str) or not each["place"].startswith(FULL)]
     diagnosis = {
-        "microbatches": known or microbatches,
+        "microbatches": telling or microbatches,
         "damaged_weights": list(dict.fromkeys(name for _, names, _ in ranks for name in names)),
         "damaged_gradients": list(dict.fromkeys(name for _, _, names in ranks for name in names)),
     }

@@ -71,7 +71,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
     """
     task, rest = read_task(task_name, overrides)
-    named, wanted = named_model(model), asked(task, model, rest)
+    named, request = named_model(model), asked(task, model, rest)
     source = open_model(named.source)
     weights = source.checkpoint.weights_hash if source.checkpoint is not None and speaks_for_all() else ""
     task = as_trained(task, named, source.model.hidden_size)
@@ -86,7 +86,7 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
         train_recipe(config)
         if speaks_for_all():
             outcome = _export(config, task, named, source, prepared)
-            write_result(folder / RESULT, task_name, task, wanted, config, prepared, outcome)  # marks it as finished
+            write_result(folder / RESULT, task_name, task, request, config, prepared, outcome)  # marks it as finished
             if task.best is not None:
                 remove_others(config, outcome)
             _keep(source, weights, named, Path(task_name).stem, config, outcome.figures)
@@ -216,7 +216,7 @@ def write_result(
     file: Path,
     task_name: str,
     task: TaskConfig,
-    wanted: dict[str, Any],
+    request: dict[str, Any],
     config: RunConfig,
     prepared: Prepared,
     outcome: Outcome,
@@ -227,7 +227,7 @@ def write_result(
     write_figures(
         file,
         task=Path(task_name).stem,
-        source=wanted["model"],
+        source=request["model"],
         weights=first_weights(config),
         begun=first_hash(config),
         seed=config.seed,
@@ -241,7 +241,7 @@ def write_result(
         labels=list(prepared.labels),
         unseen={name: list(each) for name, each in prepared.unseen.items()},
         training=training_of(config) | {"lr": config.optim.lr, "weight_decay_of_optimizer": config.optim.weight_decay},
-        asked=wanted,
+        asked=request,
     )
 
 

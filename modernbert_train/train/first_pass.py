@@ -46,8 +46,8 @@ def first_pass(
             assert encoded.vectors is not None
             vectors.append(encoded.vectors.index_select(0, rows[number]))
             sizes.append(len(encoded.vectors))
-    all_VW, known, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
-    everyone = Texts.joined(known)
+    all_VW, texts_of_all, own = rows_of_all(torch.cat(vectors), Texts.joined(texts))
+    everyone = Texts.joined(texts_of_all)
     if len(everyone) < 3:
         raise DataError(
             f"the global batch has {everyone.num_queries} pair, and a positive needs other texts as negatives. Raise "

@@ -67,8 +67,8 @@ class HeldOut(Measurement):
 
     kind = "validation"
 
-    def __init__(self, texts: HeldOutTexts, *given: Any, rule: Rule | None) -> None:
-        super().__init__(*given)
+    def __init__(self, texts: HeldOutTexts, *arguments: Any, rule: Rule | None) -> None:
+        super().__init__(*arguments)
         self._settings, self._validation = texts.eval, texts.validation()
         self._samples = None
         if texts.eval.samples and this_rank() == 0:
@@ -118,8 +118,8 @@ class Evaluated(Measurement):
 
     kind = "evaluation"
 
-    def __init__(self, name: str, every_tokens: int | None, evaluator: Evaluator, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, name: str, every_tokens: int | None, evaluator: Evaluator, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.name, self._every_tokens, self._evaluator = name, every_tokens, evaluator
         self.progress.line(f"evals.{name}: {evaluator}")
 
@@ -163,14 +163,14 @@ class Measurements:
         rule: Rule | None,
         at_first: bool,
     ) -> None:
-        given = (clock, compute, record, progress)
+        shared = (clock, compute, record, progress)
         self._clock, self._record, self._read_metrics, self._log = clock, record, read_metrics, log
         self._at_first = at_first
         self._held_out = None
         if texts.facts.validation is not None:
-            self._held_out = HeldOut(texts, *given, rule=rule)
+            self._held_out = HeldOut(texts, *shared, rule=rule)
         built = build_evaluators(evals, texts)
-        evaluated = [Evaluated(name, evals[name].every_tokens, each, *given) for name, each in built.items()]
+        evaluated = [Evaluated(name, evals[name].every_tokens, each, *shared) for name, each in built.items()]
         self._all: list[Measurement] = [*([] if self._held_out is None else [self._held_out]), *evaluated]
 
     @property

@@ -209,8 +209,8 @@ def _write_spec(recipe: Recipe, max_tokens: int, home: Path) -> Path:
     }
     file, spec = home / SPEC, literal(spec)
     if file.exists():
-        there = yaml.safe_load(file.read_text(encoding="utf-8"))
-        changed = changes({key: there.get(key) for key in spec}, spec)
+        written = yaml.safe_load(file.read_text(encoding="utf-8"))
+        changed = changes({key: written.get(key) for key in spec}, spec)
         refuse(f"{file}: the pairs of another recipe", changed, f"Name another run with name=, or remove {home}.")
     else:
         write_whole(file, yaml.safe_dump(spec, sort_keys=False, allow_unicode=True))

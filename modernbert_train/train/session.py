@@ -298,7 +298,7 @@ def _position(loop: Loop) -> Position:
 
 
 @contextmanager
-def _halving(given: Mapping[str, PhaseConfig], loop: Loop, folder: RunFolder) -> Iterator[None]:
+def _halving(configured: Mapping[str, PhaseConfig], loop: Loop, folder: RunFolder) -> Iterator[None]:
     """Train inside this context: an automatic microbatch that does not fit on a GPU is halved (oom_backoff.py)."""
     try:
         yield
@@ -306,7 +306,7 @@ def _halving(given: Mapping[str, PhaseConfig], loop: Loop, folder: RunFolder) ->
         if loop.compute.device.type == "cpu" or not is_full(error):
             raise
         now = _position(loop)
-        if (instead := halve(folder.path, now.name, given[now.name], now.phase)) is None:
+        if (instead := halve(folder.path, now.name, configured[now.name], now.phase)) is None:
             raise
         raise instead from error
 

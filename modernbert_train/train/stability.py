@@ -260,11 +260,11 @@ class Guard:
             optimizer: its moments are replaced.
             phase: phase of the step.
         """
-        model, there = self._model.model, target.state
-        assert there.training is not None
+        model, state = self._model.model, target.state
+        assert state.training is not None
         load_weights(model, target.stored_weights())
         optimizer.state.clear()
-        if there.phase == phase or not self._clock.phase(phase).phase.reset_moments:  # not across a reset of moments
+        if state.phase == phase or not self._clock.phase(phase).phase.reset_moments:  # not across a reset of moments
             load_optimizer(model, optimizer, target.stored_optimizer())
-        remembered = there.training.stability
+        remembered = state.training.stability
         self.memory["phase"], self.memory["losses"] = remembered["phase"], remembered["losses"]

@@ -190,10 +190,10 @@ def find_branch(config: RunConfig, settings: StartConfig) -> Start:
             f"{name}: its heads or generator have other shapes. Use weights.init_from, or restore its settings of "
             "objective: sharing, mlm_head and the generator's size."
         )
-    there, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
-    if settings.moments == "keep" and there != config.optim.name:
+    optimizer, tokens = source.checkpoint.config.optim.name, source.checkpoint.state.tokens
+    if settings.moments == "keep" and optimizer != config.optim.name:
         raise ConfigError(
-            f"{name}: its moments are of optim.name={there}, this run has {config.optim.name}. Set "
+            f"{name}: its moments are of optim.name={optimizer}, this run has {config.optim.name}. Set "
             "start.moments=reset, or the optimizer it had."
         )
     if settings.clock == "keep" and tokens >= config.total_tokens:
@@ -220,8 +220,8 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
     """
     if start.checkpoint is None or (start.branch is not None and start.branch.data != "keep"):
         return dict(here)
-    there, folder = start.checkpoint.state.data, start.checkpoint.folder
-    changed = differences(there, here)
+    recorded, folder = start.checkpoint.state.data, start.checkpoint.folder
+    changed = differences(recorded, here)
     for each in changed:
         if each.is_teacher and start.branch is None:
             raise DataError(
@@ -247,7 +247,7 @@ def check_same_data(start: Start, config: RunConfig, here: Mapping[str, str]) ->
             f"{folder}: measured against other {each.name}: {each}. The unigram baseline would not compare. Restore "
             f"{TOKEN_COUNTS} in the shards' folder, or choose another name=."
         )
-    return known_since(there, here)
+    return known_since(recorded, here)
 
 
 def restore(trainer: Trainer, loader: PackedLoader, start: Start) -> None:

@@ -217,16 +217,16 @@ def _last_of_decay(names: Sequence[str], last: int) -> list[Path]:
 
 
 def _parts(sources: Sequence[Source], weights: Sequence[float] | None) -> list[Part]:
-    given = [1.0] * len(sources) if weights is None else list(weights)
+    shares = [1.0] * len(sources) if weights is None else list(weights)
     if len(sources) < 2:
         raise ConfigError(f"{sources[0].folder}: one checkpoint is its own average. Name others, or a run with --last.")
-    if len(given) != len(sources) or not all(math.isfinite(weight) and weight > 0 for weight in given):
-        raise ConfigError(f"--weights={given}: give {len(sources)} numbers above 0, one for each checkpoint in order.")
+    if len(shares) != len(sources) or not all(math.isfinite(weight) and weight > 0 for weight in shares):
+        raise ConfigError(f"--weights={shares}: give {len(sources)} numbers above 0, one for each checkpoint in order.")
     parts = []
-    for source, weight in zip(sources, given, strict=True):
+    for source, weight in zip(sources, shares, strict=True):
         if source.checkpoint is None:
             raise ConfigError(f"{source.folder}: not a checkpoint of this program. Name a run or a checkpoint.")
-        parts.append(Part(source, source.checkpoint, weight / math.fsum(given)))
+        parts.append(Part(source, source.checkpoint, weight / math.fsum(shares)))
     return parts
 
 
@@ -257,7 +257,7 @@ def _check_same(one: Source, other: Source) -> None:
         different += [(f"model.{k}", getattr(one.model, k), getattr(other.model, k)) for k in phased_keys(one.model)]
     different.append(("order", one.order, other.order))
     different.append(("sha256 of the tokenizer", one.tokenizer_sha256, other.tokenizer_sha256))
-    wrong = [f"{key}: {here} and {there}" for key, here, there in different if here != there]
+    wrong = [f"{key}: {first} and {second}" for key, first, second in different if first != second]
     if wrong:
         raise ConfigError(
             f"{one.folder} and {other.folder} cannot be averaged:\n  "

@@ -167,8 +167,8 @@ def _weight_files(folder: Path) -> list[str]:
 def _is_export(folder: Path) -> bool:
     """Return True if the folder is empty or holds only an earlier export of this program, so it may be replaced."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else {folder.name}
-    known = names <= EXPORTED_FILES and CONFIG_JSON in names
-    return not names or (known and EXPORTED_BY in read_object(folder / CONFIG_JSON))
+    is_ours = names <= EXPORTED_FILES and CONFIG_JSON in names
+    return not names or (is_ours and EXPORTED_BY in read_object(folder / CONFIG_JSON))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

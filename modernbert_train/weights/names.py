@@ -267,11 +267,11 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
     Raises:
         ConfigError: see `load_run`.
     """
-    config, given = load_given(files, overrides)
+    config, overridden = load_given(files, overrides)
     name = next(iter(config.weights.named.values()), None)
     keys = {field.name for field in fields(config.model)} & {*_TAKEN, *(DROPOUTS if config.weights.init_from else ())}
-    keys -= {*_SCALING} if "model.rope_scaling" in given else set()  # given, it replaces the model's scaling whole
-    left = sorted(key for key in keys if f"model.{key}" not in given)
+    keys -= {*_SCALING} if "model.rope_scaling" in overridden else set()  # given, it replaces the model's scaling whole
+    left = sorted(key for key in keys if f"model.{key}" not in overridden)
     is_short = config.objective.compares and config.objective.max_tokens is None
     if name is None or not (left or is_short):
         return config
@@ -322,7 +322,7 @@ def check_same_architecture(source: Source, model: ModelConfig, key: str) -> Non
             remedy = f"Set model.name={source.model.name} and its values, or name weights of a {model.name}."
         raise ConfigError(
             f"{key}: of another architecture:\n  "
-            + "\n  ".join(f"{name}={here} here, {there} there" for name, here, there in wrong)
+            + "\n  ".join(f"{name}={ours} here, {theirs} there" for name, ours, theirs in wrong)
             + f"\n{remedy}"
         )
 
@@ -331,39 +331,39 @@ def other_architecture(model: ModelConfig, other: ModelConfig) -> list[tuple[str
     """Return the keys in which two architectures differ, with both values; for different models only the name."""
     if type(model) is not type(other):
         return [("model.name", model.name, other.name)]
-    here, there = model.architecture(), other.architecture()
-    return [(f"model.{key}", here[key], there[key]) for key in here if here[key] != there[key]]
+    ours, theirs = model.architecture(), other.architecture()
+    return [(f"model.{key}", ours[key], theirs[key]) for key in ours if ours[key] != theirs[key]]
 
 
-def token_difference(there: Mapping[str, int], here: Mapping[str, int], among: Collection[str]) -> str | None:
+def token_difference(theirs: Mapping[str, int], ours: Mapping[str, int], among: Collection[str]) -> str | None:
     """Count the tokens with different ids in two vocabularies, with an example; None if all agree."""
-    differing = [token for token in among if here.get(token) != there.get(token)]
+    differing = [token for token in among if ours.get(token) != theirs.get(token)]
     if not differing:
         return None
     token = min(differing)
-    return f"{len(differing)} tokens differ, as {token!r}: id {there.get(token)} there, {here.get(token)} here"
+    return f"{len(differing)} tokens differ, as {token!r}: id {theirs.get(token)} there, {ours.get(token)} here"
 
 
-def check_vocabulary(weights: WeightsConfig, there: Path, here: str) -> None:
+def check_vocabulary(weights: WeightsConfig, weights_tokenizer: Path, run_tokenizer: str) -> None:
     """Compare the tokenizer of the first weights with the run's, by the rule of weights.vocabulary.
 
     Args:
         weights: the run's section.
-        there: folder of the tokenizer of weights.init_from.
-        here: data.tokenizer.
+        weights_tokenizer: folder of the tokenizer of weights.init_from.
+        run_tokenizer: data.tokenizer.
 
     Raises:
         ConfigError: with `same` an id differs, or with `extend` a token is missing.
         DataError: a tokenizer is missing or damaged.
     """
     (key, name), mode = next(iter(weights.named.items())), weights.vocabulary
-    own, old = token_ids(here), token_ids(there)
+    own, old = token_ids(run_tokenizer), token_ids(weights_tokenizer)
     if mode == "same" and (difference := token_difference(old, own, own.keys() | old.keys())) is not None:
-        raise ConfigError(another_tokenizer(f"weights.{key}={name}", here, difference))
+        raise ConfigError(another_tokenizer(f"weights.{key}={name}", run_tokenizer, difference))
     needed = [token for token in old if not token.startswith(SPARE)]  # spare tokens are meant to be replaced
     if mode == "extend" and (difference := token_difference(old, own, needed)) is not None:
         raise ConfigError(
-            f"weights.vocabulary=extend: data.tokenizer={here} does not have all tokens of "
+            f"weights.vocabulary=extend: data.tokenizer={run_tokenizer} does not have all tokens of "
             f"weights.{key}={name} at their ids; {difference}. Add tokens to the tokenizer of the weights, or set "
             "weights.vocabulary=replace."
         )

@@ -163,8 +163,8 @@ class Copier:
         layout = [(rows.shape, rows.dtype) for _, _, rows in mine_of_all]
         if self._memory.layout != layout:
             self._memory = _Memory(layout, pinned=self._stream is not None)
-        for (group, name, rows), there in zip(mine_of_all, self._memory.tensors, strict=True):
-            group.tensors[name] = self._copied(rows, there)
+        for (group, name, rows), copy_memory in zip(mine_of_all, self._memory.tensors, strict=True):
+            group.tensors[name] = self._copied(rows, copy_memory)
         if self._stream is not None:
             self._done = torch.cuda.Event()
             self._done.record(self._stream)
@@ -179,13 +179,13 @@ class Copier:
             self._stream = self._stream or torch.cuda.Stream(device)
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
-    def _copied(self, rows: Tensor, there: Tensor) -> Tensor:
+    def _copied(self, rows: Tensor, memory: Tensor) -> Tensor:
         if self._stream is None or rows.device.type == "cpu":  # step counts are on the CPU even with a GPU
-            return there.copy_(rows)
+            return memory.copy_(rows)
         with torch.cuda.stream(self._stream):
-            there.copy_(rows, non_blocking=True)
+            memory.copy_(rows, non_blocking=True)
         rows.record_stream(self._stream)  # they may be freed before the copy: a new phase drops the moments
-        return there
+        return memory
 
     def wait(self) -> None:
         """Wait until the copies are done; for the thread that writes them."""

@@ -316,8 +316,8 @@ class Origin:
         first = next(iter(self.config.in_phase.values()))
         if (self.source.order == "causal") is not (first.objective.order == "causal"):
             is_decoder = self.source.order == "causal"
-            there = "a decoder, trained in causal order" if is_decoder else "an encoder, trained to see both sides"
-            text += f"; {there}, and objective.name={first.objective.name} here"
+            origin = "a decoder, trained in causal order" if is_decoder else "an encoder, trained to see both sides"
+            text += f"; {origin}, and objective.name={first.objective.name} here"
         again = {*self.drawn} & {*self.left_out}
         text += "".join(f"; {head} there has other classes and is drawn again" for head in sorted(again))
         text += "".join(f"; no {head} there, drawn at random" for head in self.drawn if head not in again)
@@ -367,18 +367,22 @@ def _fewer(old: ModelConfig, new: ModelConfig) -> str:
 
 
 def _other_bases(old: ModelConfig, first: ModelConfig) -> Iterator[str]:
-    for name, there in old.phased_details.items():
-        here = first.phased_details.get(name, there)
-        if there != here:
-            yield f"; {name} {there} there, {here} here"
+    for name, old_value in old.phased_details.items():
+        new_value = first.phased_details.get(name, old_value)
+        if old_value != new_value:
+            yield f"; {name} {old_value} there, {new_value} here"
 
 
 def _dropout(old: ModelConfig, first: ModelConfig) -> str:
     """Describe dropout there and here; it changes training, not the output of given weights."""
     for key in DROPOUTS:
         if key in {field.name for field in fields(first)} & {field.name for field in fields(old)}:
-            there, here = getattr(old, key), getattr(first, key)
-            return f"; {key} {there:g} there, {here:g} here" if there != here else f"; {key} {here:g}, as there"
+            old_rate, new_rate = getattr(old, key), getattr(first, key)
+            return (
+                f"; {key} {old_rate:g} there, {new_rate:g} here"
+                if old_rate != new_rate
+                else f"; {key} {new_rate:g}, as there"
+            )
     return ""
 
 
@@ -412,9 +416,9 @@ def find_origin(config: RunConfig) -> Origin | None:
     else:
         rows = _rows(source, config)
     shapes = shapes_of(config.model, config.objective)
-    here = {module_of(each) for each in shapes}
-    shapes_there = _as_here(source.shapes, here)
-    there = {module_of(each) for each in shapes_there}
+    new_modules = {module_of(each) for each in shapes}
+    shapes_there = _as_here(source.shapes, new_modules)
+    old_modules = {module_of(each) for each in shapes_there}
     if (matrix := f"{TOKEN_PROJECTION}.weight") in shapes_there.keys() & shapes.keys():
         _check_token_vectors(shapes_there[matrix][0], shapes[matrix][0], f"weights.{key}={name}")
     if key == "grow_from":
@@ -422,16 +426,16 @@ def find_origin(config: RunConfig) -> Origin | None:
             f"weights.{key}={name}", "Train one that does from it first, with weights.init_from."
         )
     if key != "init_from":
-        kept = there & here & {*MASKED_LM}  # other heads are neither grown nor shrunk
-        drawn, left_out = tuple(sorted(here - kept)), tuple(sorted(there - kept))
+        kept = old_modules & new_modules & {*MASKED_LM}  # other heads are neither grown nor shrunk
+        drawn, left_out = tuple(sorted(new_modules - kept)), tuple(sorted(old_modules - kept))
         return Origin(source, config, drawn=drawn, left_out=left_out, rows=rows)
     same = source.objective is not None and source.objective.label_scheme == config.objective.label_scheme
-    other = set() if same else here & there & {CLASSIFIER}
+    other = set() if same else new_modules & old_modules & {CLASSIFIER}
     return Origin(
         source,
         config,
-        drawn=tuple(sorted(here - there | other)),
-        left_out=tuple(sorted(there - here | other)),
+        drawn=tuple(sorted(new_modules - old_modules | other)),
+        left_out=tuple(sorted(old_modules - new_modules | other)),
         rows=rows,
     )
 
@@ -449,11 +453,11 @@ def _as_here(weights: Mapping[str, _T], here: Collection[str]) -> dict[str, _T]:
     return {renamed.get(name, name): tensor for name, tensor in weights.items()}
 
 
-def _check_token_vectors(there: int, here: int, key: str) -> None:
-    if there != here:
+def _check_token_vectors(source_width: int, run_width: int, key: str) -> None:
+    if source_width != run_width:
         raise ConfigError(
-            f"objective.token_vectors={here}: {key} has vectors of {there} numbers. Set "
-            f"objective.token_vectors={there}, with objective.matryoshka for shorter ones as well."
+            f"objective.token_vectors={run_width}: {key} has vectors of {source_width} numbers. Set "
+            f"objective.token_vectors={source_width}, with objective.matryoshka for shorter ones as well."
         )
 
 
@@ -489,8 +493,8 @@ def check_same_tokenizer(source: Source, tokenizer: str, key: str) -> None:
     difference = f"its sha256 is {str(source.tokenizer_sha256)[:12]}, ours {ours[:12]}"
     if source.checkpoint is None:  # files of the same tokenizer may differ, so compare the ids
         with source.tokenizer_folder() as folder:
-            here, there = token_ids(tokenizer), token_ids(folder)
-        token = token_difference(there, here, here.keys() | there.keys())
+            run_ids, source_ids = token_ids(tokenizer), token_ids(folder)
+        token = token_difference(source_ids, run_ids, run_ids.keys() | source_ids.keys())
         if token is None:
             return
         difference = token

@@ -142,27 +142,27 @@ def find_teacher(
     objective = cast(DistillConfig, objective)
     key = f"objective.teacher={objective.teacher}"
     source = open_model(objective.teacher, runs_folder=runs_folder)
-    there, width = source.model, objective.teacher_width or model.hidden_size
+    teacher, width = source.model, objective.teacher_width or model.hidden_size
     check_same_tokenizer(source, tokenizer, key)
     if source.order == "causal":
         raise ConfigError(
             f"{key}: a decoder, which sees nothing after a masked token. Name a model that sees both sides."
         )
-    if objective.compares_states and width != there.hidden_size:
+    if objective.compares_states and width != teacher.hidden_size:
         raise ConfigError(
-            f"{key}: its hidden states are {there.hidden_size} wide, and the model compares {width} with them. "
-            f"Set objective.teacher_width={there.hidden_size}, or cosine_weight, mse_weight and pooled_weight to 0."
+            f"{key}: its hidden states are {teacher.hidden_size} wide, and the model compares {width} with them. "
+            f"Set objective.teacher_width={teacher.hidden_size}, or cosine_weight, mse_weight and pooled_weight to 0."
         )
-    longest, max_positions = max(phase.row_tokens for phase in phases), there.max_positions
+    longest, max_positions = max(phase.row_tokens for phase in phases), teacher.max_positions
     if max_positions is not None and max_positions < longest:
         raise ConfigError(
             f"{key}: has {max_positions} positions, and rows are {longest} tokens long. Shorten row_tokens."
         )
     if objective.kl_weight:
         source.require_predictions(key, "Set objective.kl_weight=0, or name a model with a masked-LM head.")
-        if there.vocab_size != model.vocab_size:
+        if teacher.vocab_size != model.vocab_size:
             raise ConfigError(
-                f"{key}: predicts {there.vocab_size} tokens, and model.vocab_size={model.vocab_size}. Make them equal, "
+                f"{key}: predicts {teacher.vocab_size} tokens, and model.vocab_size={model.vocab_size}. Make them equal, "
                 "or set objective.kl_weight=0."
             )
     return FoundTeacher(source, _hash(_used(source.weights(), objective)), objective)

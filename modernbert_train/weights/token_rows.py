@@ -93,9 +93,9 @@ def token_rows(old_folder: Path, new_folder: Path, old_rows: int, new_rows: int)
     """
     old, new = _Spelling(old_folder), _Spelling(new_folder)
     roles = _roles(old_folder, new_folder)
-    known = {text_bytes: i for token, i in sorted(old.ids.items(), key=lambda each: -each[1])
+    old_id_of = {text_bytes: i for token, i in sorted(old.ids.items(), key=lambda each: -each[1])
              for text_bytes in [old.token_bytes(token)] if token not in old.special}  # fmt: skip
-    cut = _cutter(old, known)
+    cut = _cutter(old, old_id_of)
     pieces: list[list[int]] = [[] for _ in range(new_rows)]
     for token, i in new.ids.items():
         if token in new.special:
@@ -103,8 +103,8 @@ def token_rows(old_folder: Path, new_folder: Path, old_rows: int, new_rows: int)
             pieces[i] = [] if old_id is None else [old_id]
         elif new.kind == old.kind and token in old.ids and new.token_bytes(token) == old.token_bytes(token):
             pieces[i] = [old.ids[token]]
-        elif (text_bytes := new.token_bytes(token)) in known:
-            pieces[i] = [known[text_bytes]]
+        elif (text_bytes := new.token_bytes(token)) in old_id_of:
+            pieces[i] = [old_id_of[text_bytes]]
         else:
             pieces[i] = cut(text_bytes, new.marks_spaces)
     taken, spare = {*new.ids.values()}, {*range(old_rows)} - {*old.ids.values()}
@@ -165,7 +165,7 @@ class _Spelling:
         return (" " * begins + token).encode()
 
 
-def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool], list[int]]:
+def _cutter(old: _Spelling, id_of: Mapping[bytes, int]) -> Callable[[bytes, bool], list[int]]:
     """Return a function from text to old pieces. Its second argument is True if text that begins without a space
     continues a word."""
     dropped = {old.ids[token] for token in old.special} | {old.ids.get(old.unknown or "", -1)}
@@ -175,7 +175,7 @@ def _cutter(old: _Spelling, known: Mapping[bytes, int]) -> Callable[[bytes, bool
         try:
             text = text_bytes.decode()
         except UnicodeDecodeError:  # a part of a character
-            return [known[bytes([byte])] for byte in text_bytes if bytes([byte]) in known]
+            return [id_of[bytes([byte])] for byte in text_bytes if bytes([byte]) in id_of]
         if old.kind == _SENTENCE_PIECE:  # its encode would put a space before the text
             ids = [piece.id for piece in old.tokenizer.model.tokenize(text.replace(" ", _SPACE))]
         else:

@@ -202,7 +202,7 @@ def test_the_compiled_queue_is_the_queue(weights: list[int], draw: Random) -> No
     firsts, zeros = np.arange(len(weights)) * 40, np.zeros(len(weights), dtype=np.int64)
     lag = zeros.copy()
     columns = (firsts.copy(), firsts + 40, np.arange(len(weights)), zeros, False, np.array(weights), lag)
-    packer.mix_many(np.array(chunks).reshape(-1, 3), columns, wanted=1 << 20)
+    packer.mix_many(np.array(chunks).reshape(-1, 3), columns, num_rows=1 << 20)
     assert [(chunk.epoch, chunk.document) for chunk in packer.waiting()] == expected
     assert lag.tolist() == queue.lag
 

@@ -14,4 +14,4 @@ if __name__ == "__main__":
     packer.flush()
     packer.take_rows(1)
     two, zeros = np.array([0, 1]), np.zeros(2, dtype=np.int64)
-    packer.mix_many(chunks_C3, (two, two + 1, zeros, zeros, False, two + 1, zeros.copy()), wanted=1)
+    packer.mix_many(chunks_C3, (two, two + 1, zeros, zeros, False, two + 1, zeros.copy()), num_rows=1)

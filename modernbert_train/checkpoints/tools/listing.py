@@ -113,7 +113,7 @@ def list_checkpoints(
     selection: Selection,
     config: RunConfig | None,
     store: Store | None = None,
-    there: Mapping[int, str] | None = None,
+    copies: Mapping[int, str] | None = None,
     verify: Callable[[Path], object] | None = None,
     only: int | None = None,
 ) -> list[Listed]:
@@ -123,23 +123,23 @@ def list_checkpoints(
         selection: the run.
         config: of the run; None if it cannot be read.
         store: its replica; None if it is not used.
-        there: names of the checkpoints in the replica, by step.
+        copies: names of the checkpoints in the replica, by step.
         verify: reads a whole checkpoint, or raises StorageError; None checks small files only.
         only: list this step only.
     """
     here = [folder for folder in step_folders(selection.checkpoints) if only is None or step_of(folder) == only]
     manifests = {step_of(each): manifest for each in here if (manifest := _manifest(each)) is not None}
     kept = kept_for(manifests if only is None else _all_manifests(selection), config)
-    there = {step: name for step, name in (there or {}).items() if only in (None, step)}
+    copies = {step: name for step, name in (copies or {}).items() if only in (None, step)}
     checkpoints = [
-        _listed(folder, kept.get(step_of(folder), ()), _copied(store, there, folder, manifests), verify)
+        _listed(folder, kept.get(step_of(folder), ()), _copied(store, copies, folder, manifests), verify)
         for folder in here
     ]
     checkpoints = [
         each for each in checkpoints if each.state != DAMAGED or (selection.checkpoints / each.name).is_dir()
     ]  # just removed
     steps = {each.step for each in checkpoints}
-    for step, name in there.items():
+    for step, name in copies.items():
         if step not in steps and store is not None:
             checkpoints.append(_listed_there(store, step, name))
     if only is None:
@@ -172,16 +172,16 @@ def _manifest(folder: Path) -> Manifest | None:
 
 
 def _copied(
-    store: Store | None, there: Mapping[int, str], folder: Path, manifests: Mapping[int, Manifest]
+    store: Store | None, copies: Mapping[int, str], folder: Path, manifests: Mapping[int, Manifest]
 ) -> bool | None:
     """Return True if the replica has an identical copy of this checkpoint; None without a replica."""
     if store is None:
         return None
     step = step_of(folder)
-    if step not in there or step not in manifests:
+    if step not in copies or step not in manifests:
         return False
     with suppress(RunError):
-        return manifest_of(store, there[step]) == manifests[step]
+        return manifest_of(store, copies[step]) == manifests[step]
     return False
 
 

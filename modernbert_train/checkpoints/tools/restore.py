@@ -77,8 +77,8 @@ def _find(selection: Selection, step: int, store: Store | None, say: Callable[[s
 
 def _set_aside_copies(store: Store | None, step: int, into: str, say: Callable[[str], None]) -> None:
     """Set newer copies aside, before the run changes: an interruption here leaves the run as it was."""
-    there = [] if store is None else [name for each, name in store.steps().items() if each > step]
-    for name in there:
+    later = [] if store is None else [name for each, name in store.steps().items() if each > step]
+    for name in later:
         assert store is not None
         with saying(
             after=f" Copies in {store.url} that are newer would be brought back by the next start, so nothing was "

@@ -59,8 +59,8 @@ class Selection:
 
     def unknown(self, step: int) -> StorageError:
         """Return the error for a step without a checkpoint."""
-        there = [f"{step_of(folder):,}" for folder in step_folders(self.checkpoints)]
-        instead = f"There are steps {', '.join(there)}." if there else "There is none."
+        steps = [f"{step_of(folder):,}" for folder in step_folders(self.checkpoints)]
+        instead = f"There are steps {', '.join(steps)}." if steps else "There is none."
         return StorageError(f"{self.checkpoints}: no checkpoint of step {step:,}. {instead}")
 
 

@@ -130,8 +130,8 @@ def common_problems(task: TaskConfig) -> Iterator[str]:
         if name in task.validation or not _plain(name):
             yield f"predict.{name}: the name is used in predictions. Use letters, digits, '_' and '-', each name once."
     if task.best is not None and task.best not in ("loss", *task.measured):
-        known = ", ".join(("loss", *task.measured))
-        yield f"best={task.best}: is not measured. Choose from {known}, or add it to metrics."
+        choices = ", ".join(("loss", *task.measured))
+        yield f"best={task.best}: is not measured. Choose from {choices}, or add it to metrics."
     for kind, row in KINDS.items():
         for key in row.keys if kind != task.kind else ():
             if getattr(task, key) != getattr(TaskConfig(kind=task.kind, train=task.train), key):

@@ -323,10 +323,10 @@ def _architecture(theirs: _Keys) -> None:
 
 def _optimizer(theirs: _Keys, ours: dict[str, Any]) -> None:
     name = theirs.take("optimizer.name", "decoupled_stableadamw")
-    known = {"decoupled_stableadamw": "stable_adamw", "adamw": "adamw"}
-    if name not in known:
-        theirs.problems.append(f"optimizer.name={name} ({theirs.file}): only {' and '.join(known)} exist here.")
-    ours["optim"] = {"name": known.get(name, name), **ours.get("optim", {})}
+    our_names = {"decoupled_stableadamw": "stable_adamw", "adamw": "adamw"}
+    if name not in our_names:
+        theirs.problems.append(f"optimizer.name={name} ({theirs.file}): only {' and '.join(our_names)} exist here.")
+    ours["optim"] = {"name": our_names.get(name, name), **ours.get("optim", {})}
 
 
 def _phase(theirs: _Keys, ours: dict[str, Any]) -> dict[str, Any]:

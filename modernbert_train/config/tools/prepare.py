@@ -393,8 +393,8 @@ def _stream_problems(streams: StreamsConfig, names: list[str]) -> Iterator[str]:
             yield f"streams.field: missing, and there are streams {', '.join(named)}. Name one of the fields."
         return
     if streams.field not in names:
-        known = ", ".join(names) or "none; add sources.NAME.fields"
-        yield f"streams.field={streams.field}: not among the fields of the sources ({known}). Correct it."
+        choices = ", ".join(names) or "none; add sources.NAME.fields"
+        yield f"streams.field={streams.field}: not among the fields of the sources ({choices}). Correct it."
     if bool(streams.values) == bool(streams.scores):
         yield "streams: needs either values or scores, see docs/data.md. Give one of the two."
     for name in named:

@@ -116,9 +116,9 @@ def _space_problems(config: SweepConfig) -> Iterator[str]:
 def _dimension_problems(here: str, dimension: DimensionConfig, sampler: str) -> Iterator[str]:
     low, high, step = dimension.low, dimension.high, dimension.step
     if dimension.choices is not None:
-        given = [key for key in ("low", "high", "step", "points") if getattr(dimension, key) is not None]
-        if given or dimension.log:
-            yield f"{here}: has choices and {', '.join(given or ['log'])}. Keep the choices, or the range."
+        of_range = [key for key in ("low", "high", "step", "points") if getattr(dimension, key) is not None]
+        if of_range or dimension.log:
+            yield f"{here}: has choices and {', '.join(of_range or ['log'])}. Keep the choices, or the range."
         if not dimension.choices:
             yield f"{here}.choices: empty. Name the values to try."
         elif len({str(choice) for choice in dimension.choices}) < len(dimension.choices):

@@ -64,9 +64,9 @@ def source_files(name: str, source: RowSourceConfig) -> list[Path]:
     matching = {file for pattern in patterns for file in _matching(root, PurePosixPath(pattern).parts, root)}
     files = sorted(file for file in matching if source.kind != "text" or not _is_packed_table(file, patterns))
     if not files:
-        there = f" ({_shown(others)} are there)" if (others := _endings(root, ())) else ""
+        others_shown = f" ({_shown(others)} are there)" if (others := _endings(root, ())) else ""
         raise DataError(
-            f"sources.{name}: no file in {root} matches {shown}{there}. Correct sources.{name}.path, "
+            f"sources.{name}: no file in {root} matches {shown}{others_shown}. Correct sources.{name}.path, "
             f"or set sources.{name}.glob to a pattern of your files, such as **/*.{{md,txt}}."
         )
     return _without_unpacked(files) if source.kind == "mds" else files

@@ -34,8 +34,8 @@ def read_mds(span: Span, source: RowSourceConfig, columns: Columns, max_characte
         yield no_column(f"{span.path}: all documents", f"{problem}; it must hold text (str or bytes)")
         return
     place = ColumnPlace(header, text)
-    wanted = {c for column in columns.optional for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
-    others = {column: ColumnPlace(header, column) for column in wanted}
+    optional = {c for column in columns.optional for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
+    others = {column: ColumnPlace(header, column) for column in optional}
     for number in range(1, len(shard.offsets)):
         sample = shard.sample(number - 1)
         decoded = decode(f"{span.path}:{number}", bytes(place.value(sample)))

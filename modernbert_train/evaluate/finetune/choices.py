@@ -46,14 +46,14 @@ class Choices(Kind):
     ) -> Example:
         """See `Kind`: one column has a list of choices, or each choice has a column; the last columns may be empty."""
         where = example.place.rpartition(": ")[2]
-        given = others[0] if len(others) == 1 else list(others)
-        if not isinstance(given, list):
-            raise ValueError(f"{where}: {task.choice_columns[0]} is {shown_value(given)}, and not a list of choices.")
-        while len(others) > 1 and given and (given[-1] is None or not str(given[-1]).strip()):
-            given = given[:-1]
-        if len(given) < 2 or not all(isinstance(each, str) for each in given):
-            raise ValueError(f"{where}: {len(given)} choices, or some that are not texts. Give at least two.")
-        return example._replace(texts=(*example.texts, *given))
+        choices = others[0] if len(others) == 1 else list(others)
+        if not isinstance(choices, list):
+            raise ValueError(f"{where}: {task.choice_columns[0]} is {shown_value(choices)}, and not a list of choices.")
+        while len(others) > 1 and choices and (choices[-1] is None or not str(choices[-1]).strip()):
+            choices = choices[:-1]
+        if len(choices) < 2 or not all(isinstance(each, str) for each in choices):
+            raise ValueError(f"{where}: {len(choices)} choices, or some that are not texts. Give at least two.")
+        return example._replace(texts=(*example.texts, *choices))
 
     def numbers(self, task: TaskConfig, splits: Mapping[str, Split]) -> Labels:
         """See `Kind`: the index of the right choice, from 0, or its name among `labels`."""

@@ -69,7 +69,7 @@ class _OfTexts(Kind):
         """Return the label of a text in the form of predictions.jsonl."""
         return names[int(value[0, 0])]
 
-    def is_unseen(self, value: NDArray[Any], known: int) -> bool:
+    def is_unseen(self, value: NDArray[Any], num_classes: int) -> bool:
         """True if the class of a text is missing in training."""
         return False
 
@@ -109,9 +109,9 @@ class OneClass(_OfTexts):
         """See `ByClass`."""
         return np.zeros((1, 1), dtype=np.int32)
 
-    def is_unseen(self, value: NDArray[Any], known: int) -> bool:
+    def is_unseen(self, value: NDArray[Any], num_classes: int) -> bool:
         """True if the class of a text is missing in training."""
-        return bool((value >= known).any())
+        return bool((value >= num_classes).any())
 
     def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`."""
@@ -167,9 +167,9 @@ class SeveralClasses(OneClass):
         """See `_OfTexts`."""
         return [names[number] for number in np.flatnonzero(value[0]).tolist()]
 
-    def is_unseen(self, value: NDArray[Any], known: int) -> bool:
+    def is_unseen(self, value: NDArray[Any], num_classes: int) -> bool:
         """See `_OfTexts`."""
-        return bool(value[0, known:].any())
+        return bool(value[0, num_classes:].any())
 
     def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`."""

@@ -88,16 +88,16 @@ def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split])
     Raises:
         DataError: a label is invalid, or the training split has nothing to learn from: names the place.
     """
-    given = tuple(task.labels) or splits[TRAIN].names
+    listed = tuple(task.labels) or splits[TRAIN].names
     classes = {
-        name: [kind.classes(each, task, given) for each in split.examples]
+        name: [kind.classes(each, task, listed) for each in split.examples]
         for name, split in splits.items()
         if split.labelled
     }
     counts = Counter(each for names_of_row in classes[TRAIN] for each in names_of_row)
-    if given and (unknown := sorted({*counts} - {*given})):
+    if listed and (unknown := sorted({*counts} - {*listed})):
         raise DataError(
-            f"{splits[TRAIN].source}: classes {some(unknown)} are not in labels={list(given)}. Add them, or correct "
+            f"{splits[TRAIN].source}: classes {some(unknown)} are not in labels={list(listed)}. Add them, or correct "
             "the file."
         )
     if len(counts) < kind.min_classes:
@@ -106,7 +106,7 @@ def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split])
             f"({some([*counts]) or 'none'}), so there is nothing to learn. Give texts of at least two, or name another "
             "label_column."
         )
-    names = given or kind.ordered([*counts], task)
+    names = listed or kind.ordered([*counts], task)
     unseen = {
         name: tuple(sorted({each for names_of_row in every for each in names_of_row} - {*names}))
         for name, every in classes.items()
@@ -141,7 +141,7 @@ def named_classes(example: Example, values: Sequence[Any], task: TaskConfig, nam
     return tuple(dict.fromkeys(by_place(example, each, names) if place else each for each, place in named))
 
 
-def class_name(value: Any, column: str, known: Collection[str] = ()) -> str:
+def class_name(value: Any, column: str, names: Collection[str] = ()) -> str:
     """Return the class that a value of a column names; in a .csv `nan` and `none` are classes only if `known`.
 
     Raises:
@@ -150,7 +150,7 @@ def class_name(value: Any, column: str, known: Collection[str] = ()) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     name = str(value).strip() if isinstance(value, str | int) else ""
-    missing = isinstance(value, Cell) and name.lower() in _NO_CLASS and name not in known
+    missing = isinstance(value, Cell) and name.lower() in _NO_CLASS and name not in names
     if name and not missing:
         return name
     raise ValueError(

@@ -58,8 +58,8 @@ def _in_folder(task: TaskConfig, split: str) -> Path:
     ends = [end for end in kind_of(task.kind).ends if end != ".txt"]
     names = [f"{stem}{end}" for stem in (split, _ALIASES.get(split, split)) for end in ends]
     candidates = [folder / f"{name}{packed}" for name in names for packed in ("", *PACKED)]
-    if (there := next(filter(Path.is_file, candidates), None)) is not None:
-        return there
+    if (file := next(filter(Path.is_file, candidates), None)) is not None:
+        return file
     raise DataError(f"{folder}: has none of {', '.join(dict.fromkeys(names))}. Put the split {split!r} there.")
 
 

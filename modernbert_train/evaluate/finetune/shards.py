@@ -158,10 +158,10 @@ def _count_repeats(splits: Mapping[str, Split], labels: Labels, task: TaskConfig
         name: [tuple(" ".join(text.split()) for text in example.texts) for example in split.examples]
         for name, split in splits.items()
     }
-    known = set(keys[TRAIN])
+    in_train = set(keys[TRAIN])
     for name, own in keys.items():
         if name != TRAIN and splits[name].labelled:
-            counts[name].in_train = sum(key in known for key in own)
+            counts[name].in_train = sum(key in in_train for key in own)
         if splits[name].labelled and kind_of(task.kind).repeats:
             labels_of: dict[tuple[str, ...], set[bytes]] = {}
             for key, value in zip(own, labels.values[name], strict=True):

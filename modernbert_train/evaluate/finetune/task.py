@@ -74,8 +74,8 @@ def read_task(name: str, overrides: Sequence[str]) -> tuple[TaskConfig, list[str
                     f"{name}: is no task, which is a YAML file. If it holds labelled texts, set train={name} in one; "
                     "`init task sst2 > task.yaml` prints one."
                 )
-            known = ", ".join(sorted(path.stem for path in _TASKS.glob("*.yaml")))
-            raise ConfigError(f"{name}: no such task. Known: {known or 'none here'}. Or name a YAML file of your own.")
+            tasks = ", ".join(sorted(path.stem for path in _TASKS.glob("*.yaml")))
+            raise ConfigError(f"{name}: no such task. Known: {tasks or 'none here'}. Or name a YAML file of your own.")
     own = [each for each in overrides if _is_of_task(each.partition("=")[0])]
     task = load_typed(TaskConfig, [file], own)
     if problems := list(task_problems(task)):

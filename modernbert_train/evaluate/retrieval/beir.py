@@ -85,8 +85,8 @@ def joined(entry: Mapping[str, Any]) -> str:
 
 def beir_folder(name: str, home: str) -> Path:
     """Return the folder that a name means: itself, or the one in `home`."""
-    there = Path(home) / name
-    return there if not Path(name).exists() and there.exists() else Path(name)
+    in_home = Path(home) / name
+    return in_home if not Path(name).exists() and in_home.exists() else Path(name)
 
 
 def files_of_beir(folder: Path, split: str) -> list[Path]:
@@ -153,9 +153,9 @@ def training_pairs(folder: Path, split: str) -> Iterator[tuple[str, str]]:
         DataError: see `read_beir`.
     """
     beir = read_beir(folder, split, "train")
-    wanted = {name for judged in beir.qrels.values() for name, score in judged.items() if score > 0}
+    judged_ids = {name for judged in beir.qrels.values() for name, score in judged.items() if score > 0}
     ids = iter(beir.document_ids)
-    texts = {name: text for part in beir.texts(1024) for text in part if (name := next(ids)) in wanted}
+    texts = {name: text for part in beir.texts(1024) for text in part if (name := next(ids)) in judged_ids}
     for query, judged in beir.qrels.items():
         yield from ((beir.queries[query], texts[name]) for name, score in judged.items() if score > 0)
 
@@ -164,14 +164,14 @@ def _qrels_file(folder: Path, split: str, named: str) -> Path:
     file = folder / QRELS / f"{split}.tsv"
     if file.parent != folder / QRELS:
         raise DataError(f"split={split}: names a file elsewhere. Name one in {folder / QRELS}, without .tsv.")
-    there = sorted(path.stem for path in (folder / QRELS).glob("*.tsv"))
-    if not there:
+    splits = sorted(path.stem for path in (folder / QRELS).glob("*.tsv"))
+    if not splits:
         raise DataError(
             f"{named}: has no {QRELS}/{split}.tsv, so nothing says which document answers which query. Write it with "
             f"the columns {', '.join(_HEAD)}."
         )
     if not file.is_file():
-        raise DataError(f"{named}: has no {QRELS}/{split}.tsv; its splits are {', '.join(there)}. Set split to one.")
+        raise DataError(f"{named}: has no {QRELS}/{split}.tsv; its splits are {', '.join(splits)}. Set split to one.")
     return file
 
 
@@ -268,8 +268,8 @@ def _judgements(
     file = folder / QRELS / f"{split}.tsv"
     qrels: dict[str, dict[str, int]] = {}
     for number, query, document, score in lines:
-        for name, known, where in ((query, queries, QUERIES), (document, documents, CORPUS)):
-            if name not in known:
+        for name, ids, where in ((query, queries, QUERIES), (document, documents, CORPUS)):
+            if name not in ids:
                 unknown = sum(q not in queries or d not in documents for _, q, d, _ in lines)
                 raise DataError(
                     f"{file}: line {number}: {shorten(name, 40)} is not in {where}; of {len(lines):,} judgements "

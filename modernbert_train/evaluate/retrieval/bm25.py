@@ -110,8 +110,10 @@ def check_searching(name: str, config: EncodeConfig) -> None:
     if name != BM25:
         check_model(name, config)
         return
-    if given := [key for key in sorted(OF_ENCODERS) if getattr(config, key) is not None]:
-        raise ConfigError(f"{given[0]}={getattr(config, given[0])}: is for encoders, and bm25 is none. Leave it out.")
+    if of_encoders := [key for key in sorted(OF_ENCODERS) if getattr(config, key) is not None]:
+        raise ConfigError(
+            f"{of_encoders[0]}={getattr(config, of_encoders[0])}: is for encoders, and bm25 is none. Leave it out."
+        )
     require("retrieval", "bm25s", "Stemmer")
 
 

@@ -108,9 +108,9 @@ def _refuse_earlier(folder: Path) -> None:
     if not (folder / _EARLIER).is_file():
         return
     left = sorted(path.name for path in (folder / "checkpoints").glob("checkpoint-*"))
-    there = f"its checkpoints ({', '.join(left)}) cannot be resumed" if left else "it cannot be resumed"
+    remains = f"its checkpoints ({', '.join(left)}) cannot be resumed" if left else "it cannot be resumed"
     measured = f" Its model is measured by `retrieval evaluate SET --model {folder / MODEL}`."
     raise ConfigError(
-        f"{folder / _EARLIER}: written by the trainer of an earlier version, and {there}. Name another run with name=, "
-        f"or remove {folder}.{measured if (folder / MODEL).is_dir() else ''}"
+        f"{folder / _EARLIER}: written by the trainer of an earlier version, and {remains}. Name another run with "
+        f"name=, or remove {folder}.{measured if (folder / MODEL).is_dir() else ''}"
     )

@@ -276,9 +276,9 @@ class Reranking:
         return scores
 
 
-def texts_of(rows: Any, wanted: Collection[str]) -> dict[str, str]:
+def texts_of(rows: Any, ids: Collection[str]) -> dict[str, str]:
     """Return the texts of some documents of a corpus of mteb, title before text, by id."""
-    documents = (row for row in rows if row["id"] in wanted)
+    documents = (row for row in rows if row["id"] in ids)
     return {row["id"]: f"{row.get('title') or ''} {row['text']}".strip() for row in documents}
 
 

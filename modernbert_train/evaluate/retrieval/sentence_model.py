@@ -82,9 +82,9 @@ def check_sentence_model(name: str, config: EncodeConfig) -> None:
         if not path.resolve().is_relative_to(folder.resolve()):
             raise DataError(f"{folder / MODULES}: {path} lies elsewhere. Restore it from a copy.")
         require_own_files(path)
-    if given := [key for key in _OWN if getattr(config, key) is not None]:
+    if its_own := [key for key in _OWN if getattr(config, key) is not None]:
         raise ConfigError(
-            f"{given[0]}={getattr(config, given[0])}: {folder} has its own. Leave it out, or name the encoder."
+            f"{its_own[0]}={getattr(config, its_own[0])}: {folder} has its own. Leave it out, or name the encoder."
         )
 
 

@@ -220,8 +220,8 @@ def evaluate_task(
     (result,) = results.task_results
     if file is not None:
         result.to_disk(file)
-    wanted = [name for name in SHOWN if all(name in each for split in result.scores.values() for each in split)]
-    scores = {name: float(result.get_score(getter=lambda each, name=name: each[name])) for name in wanted}
+    names = [name for name in SHOWN if all(name in each for split in result.scores.values() for each in split)]
+    scores = {name: float(result.get_score(getter=lambda each, name=name: each[name])) for name in names}
     return scores, {"dataset": task.metadata.dataset["path"], "revision": result.dataset_revision}
 
 

@@ -125,9 +125,11 @@ class Watched:
         from torch.utils.data import DataLoader
 
         rows, kind = inputs.dataset, _KINDS.get(getattr(prompt_type, "value", prompt_type), "texts")
-        known = self._counting.get(kind)
+        unfinished = self._counting.get(kind)
         counting = (
-            known if known is not None and known.done < known.total else Counting(f"{self._set}: {kind}", len(rows))
+            unfinished
+            if unfinished is not None and unfinished.done < unfinished.total
+            else Counting(f"{self._set}: {kind}", len(rows))
         )
         parts: list[Any] = []
         for start in range(0, len(rows), _AT_ONCE):

@@ -238,12 +238,12 @@ def parse_cell_command() -> tuple[str, str, list[str], Path]:
 
 def _in_words(result: dict[str, Any]) -> str:
     columns = [(split, metric) for split, figures in result["figures"].items() for metric in figures]
-    wanted = result["settings"].get("metrics")
+    metrics = result["settings"].get("metrics")
     shown = [
         f"{split} {metric} {result['figures'][split][metric]}"
         if result["figures"][split][metric] is None
         else f"{split} {metric} {result['figures'][split][metric]:.4f}"
         for split, metric in columns
-        if not metric.startswith(("baseline/", "num_", "loss")) and (not wanted or metric in wanted)
+        if not metric.startswith(("baseline/", "num_", "loss")) and (not metrics or metric in metrics)
     ]
     return ", ".join(shown)

@@ -71,9 +71,9 @@ def _is_cached(data: str, subset: str = "") -> bool:
     """True if the library datasets keeps this dataset already."""
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     cache = Path(os.environ.get("HF_DATASETS_CACHE") or Path(home) / "datasets")
-    wanted = data.replace("/", "___").replace("-", "").replace("_", "").lower()
+    cached_name = data.replace("/", "___").replace("-", "").replace("_", "").lower()
     folders = (each for each in (cache.iterdir() if cache.is_dir() else ()) if each.is_dir())
-    alike = [each for each in folders if each.name.replace("-", "").replace("_", "").lower() == wanted]
+    alike = [each for each in folders if each.name.replace("-", "").replace("_", "").lower() == cached_name]
     return any((each / subset).is_dir() for each in alike)
 
 

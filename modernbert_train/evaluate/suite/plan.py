@@ -91,8 +91,8 @@ def read_suite(name: str) -> tuple[SuiteConfig, Path]:
     if file.suffix not in (".yaml", ".yml"):
         file = _SUITES / f"{name}.yaml"
         if not file.is_file():
-            known = ", ".join(sorted(path.stem for path in _SUITES.glob("*.yaml")))
-            raise ConfigError(f"--suite {name}: there is none. Known: {known}. Or name a YAML file of your own.")
+            suites = ", ".join(sorted(path.stem for path in _SUITES.glob("*.yaml")))
+            raise ConfigError(f"--suite {name}: there is none. Known: {suites}. Or name a YAML file of your own.")
     suite = each_alone(load_typed(SuiteConfig, [file]))
     if problems := list(suite_problems(suite)):
         raise ConfigError("\n".join(f"{file}: {problem}" for problem in problems))
@@ -158,13 +158,13 @@ class Plan:
             splits, metrics = [str(task.mteb)], [MAIN_SCORE]
         else:
             splits, metrics = list(settings.get("evaluate", [Path(task.argument).name])), list(RANKING)
-        for key, value, known in (
+        for key, value, choices in (
             ("split", task.split, splits),
             ("choose_on", task.choose_on, splits),
             ("metric", task.metric, metrics),
         ):
-            if value is not None and value not in known:
-                yield f"{key}={value}: is not measured. Choose from {', '.join(known)}."
+            if value is not None and value not in choices:
+                yield f"{key}={value}: is not measured. Choose from {', '.join(choices)}."
         if not splits:
             yield f"{task.argument}: nothing to measure on. Name BEIR folders in keys: {{evaluate: {{NAME: FOLDER}}}}."
 
@@ -360,8 +360,8 @@ class Plan:
             return None
         decides = task.choose_on or task.split
         standings = [self.standing(name, model, chosen, seed, decides) for seed in self.seeds_of(name)]
-        known = [(each.value, each.cell) for each in standings if each.value is not None]
-        return max(known, key=lambda each: each[0], default=(None, None))[1]  # of ties the first
+        measured = [(each.value, each.cell) for each in standings if each.value is not None]
+        return max(measured, key=lambda each: each[0], default=(None, None))[1]  # of ties the first
 
     def cells(self, names: Sequence[str], *, choosing: bool) -> Iterator[Cell]:
         """Yield the runs of these tasks that can start: with `choosing` those that decide choices, else all others.

@@ -73,9 +73,9 @@ def predict(task_name: str, run: Path, words: Sequence[str], out: Path) -> None:
     made = read_json(run / "task" / ABOUT)["asked"]
     objective = cast(LabelledConfig, config.objective)
     labels = list(objective.labels)
-    known = next(iter(task.validation.values()))  # small, while the training texts are many
+    labelled = next(iter(task.validation.values()))  # small, while the training texts are many
     splits = {each.split.replace("/", "-"): each.split for each in files.values()}
-    to_predict, texts = replace(task, train=known, validation={}, predict=splits, labels=labels), out / "task"
+    to_predict, texts = replace(task, train=labelled, validation={}, predict=splits, labels=labels), out / "task"
     shutil.rmtree(texts, ignore_errors=True)  # left by a killed process
     prepared = prepare(to_predict, run / "task" / TOKENIZER, made["max_tokens"], texts)
     write_predictions(config, to_predict, prepared, find_outcome(config, task).checkpoint, out / PREDICTIONS)

@@ -84,10 +84,10 @@ def _cell(plan: Plan, name: str, model: str) -> dict[str, Any]:
 
 def _mean(values: Sequence[float | None]) -> dict[str, Any] | None:
     """Return the mean over several tasks; None if one is missing."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < len(values):
         return None
-    return {"mean": sum(known) / len(known), "standard_deviation": None, "n": len(known), "seeds": {}}
+    return {"mean": sum(numbers) / len(numbers), "standard_deviation": None, "n": len(numbers), "seeds": {}}
 
 
 def _published(percent: float | None) -> dict[str, Any] | None:

@@ -119,11 +119,11 @@ def _given(packed: Packed, visible: Visible, sequence_T: Tensor, some_BB: Tensor
 
     def mask(window: tuple[int, int] | None) -> BlockMask:
         def seen(_b: Tensor, _h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            known = (sequence_T[q] == sequence_T[k]) & (ranks_T[k] < limits_T[q])
+            permitted = (sequence_T[q] == sequence_T[k]) & (ranks_T[k] < limits_T[q])
             if window is None:
-                return known
+                return permitted
             back = position_T[q] - position_T[k]
-            return known & (back <= window[0]) & (back >= -window[1])
+            return permitted & (back <= window[0]) & (back >= -window[1])
 
         some = some_BB
         if window is not None:

@@ -55,8 +55,8 @@ class Backward(Protocol):
 def operator(name: str, forward: Forward, backward: Backward) -> tuple[CustomOpDef, CustomOpDef]:
     """Register `forward` as an operator, with its backward operator; both return contiguous tensors."""
 
-    def attend(*given: Any) -> tuple[Tensor, Tensor]:
-        out_TNH, lse_NT = forward(*given)
+    def attend(*arguments: Any) -> tuple[Tensor, Tensor]:
+        out_TNH, lse_NT = forward(*arguments)
         # the layouts that the fake functions promise: a compiled layer computes addresses from those
         return out_TNH.contiguous(), lse_NT.contiguous()
 
@@ -64,8 +64,8 @@ def operator(name: str, forward: Forward, backward: Backward) -> tuple[CustomOpD
         tokens, heads = q_TNH.shape[:2]
         return q_TNH.new_empty(q_TNH.shape), q_TNH.new_empty((heads, tokens), dtype=torch.float32)
 
-    def differentiate(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        dq_TNH, dk_TNH, dv_TNH = backward(*given)
+    def differentiate(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        dq_TNH, dk_TNH, dv_TNH = backward(*arguments)
         return dq_TNH.contiguous(), dk_TNH.contiguous(), dv_TNH.contiguous()
 
     def fake_differentiate(

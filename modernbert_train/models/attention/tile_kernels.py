@@ -65,8 +65,8 @@ def launch_options(kernel: str, width: int, major: int) -> dict[str, int]:
         width: of a head.
         major: the device's major compute capability; one missing from the table uses the newest older entry.
     """
-    known = max(each for name, each in LAUNCH if name == kernel and each <= max(major, 8))
-    by_width = LAUNCH[kernel, known]
+    tuned_for = max(each for name, each in LAUNCH if name == kernel and each <= max(major, 8))
+    by_width = LAUNCH[kernel, tuned_for]
     warps, stages, registers = by_width[min(widest for widest in by_width if widest >= width)]
     return {"num_warps": warps, "num_stages": stages} | ({} if registers is None else {"maxnreg": registers})
 
@@ -530,7 +530,7 @@ def backward(
     """
     tokens, heads, width = q_TNH.shape
     grad_T3NH = q_TNH.new_empty((tokens, 3, heads, width))  # not zeroed: one program writes each number, once
-    given = [q_TNH, k_TNH, v_TNH, *_tables(cos_TE, sin_T2E), out_TNH, grad_TNH, grad_T3NH, lse_NT]
+    tensors = [q_TNH, k_TNH, v_TNH, *_tables(cos_TE, sin_T2E), out_TNH, grad_TNH, grad_T3NH, lse_NT]
     shape: list[Any] = [*_strides(q_TNH, k_TNH, v_TNH, grad_TNH), width**-0.5 / math.log(2), before, after, width, TILE]
     major = _major(q_TNH.device)
     if walks(width, max(before, after), major):
@@ -539,10 +539,10 @@ def backward(
         grid = _grid(tokens, heads, run)
         delta_PR = lse_NT.new_empty((grid[0], (run + 2) * TILE))
         options = launch_options("_backward", width, major)
-        _backward[grid](*given, delta_PR, first_T, end_T, tokens, heads, run, *shape, **options)
+        _backward[grid](*tensors, delta_PR, first_T, end_T, tokens, heads, run, *shape, **options)
     else:
         options = launch_options("_backward_wide", width, major)
-        _backward_wide[_grid(tokens, heads)](*given, first_T, end_T, tokens, heads, *shape, **options)
+        _backward_wide[_grid(tokens, heads)](*tensors, first_T, end_T, tokens, heads, *shape, **options)
     return grad_T3NH
 
 

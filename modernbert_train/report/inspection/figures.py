@@ -65,14 +65,14 @@ def mixture_table(config: RunConfig, plans: Sequence[BatchPlan], sizes: Mapping[
     by_documents = config.data.mix_by == "documents"
     own = {name: size[by_documents] for name, size in sizes.items()}
     weights = phase_weights(config.data, config.phases[plans[0].phase], own)
-    wanted = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    planned = {name: weight / sum(weights.values()) for name, weight in weights.items()}
     tokens, starts = Counter[str](), Counter[str]()
     for count in (count for plan in plans for count in plan.streams):
         tokens[count.name] += count.tokens
         starts[count.name] += count.documents
     rows = [["stream", f"asked of {config.data.mix_by}", "tokens", "documents"]]
     for name in sizes:
-        rows.append([name, f"{wanted[name]:.2%}", *(_share(counted, name) for counted in (tokens, starts))])
+        rows.append([name, f"{planned[name]:.2%}", *(_share(counted, name) for counted in (tokens, starts))])
     return "\n".join(
         ["mixture over the same rows; documents count where they begin", table(rows, indent=2, numbers=True)]
     )

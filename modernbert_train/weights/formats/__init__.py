@@ -181,8 +181,8 @@ def read_folder(folder: Path) -> Described:
     raw = read_content(folder)
     described = read(raw, str(folder / CONFIG_JSON))
     if EXPORTED_BY in raw and (folder / TOKENIZER_CONFIG).is_file():  # the longest text of training, in every format
-        given = read_object(folder / TOKENIZER_CONFIG).get("model_max_length")
-        longest = given if is_count(given) and given else described.max_tokens
+        max_length = read_object(folder / TOKENIZER_CONFIG).get("model_max_length")
+        longest = max_length if is_count(max_length) and max_length else described.max_tokens
         described = described._replace(max_tokens=min(described.max_tokens, longest))
     if described.objective is None or not described.objective.compares:
         return described

@@ -62,7 +62,7 @@ def _more(config: AlbertConfig, order: Order, vocabulary: Vocabulary) -> dict[st
     }
 
 
-def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[AlbertConfig, Order]:
+def _build(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[AlbertConfig, Order]:
     layers, groups, inner = (
         int(raw.number(key, default, maximum=MAX_LAYERS))
         for key, default in {"num_hidden_layers": 12, "num_hidden_groups": 1, "inner_group_num": 1}.items()
@@ -79,7 +79,7 @@ def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> t
         )
     own = groups == layers > 1 and inner == 1  # no two layers share anything
     sharing: dict[str, Any] = {"sharing": "none" if own else "all", "groups": 1 if own else groups}
-    return AlbertConfig(**given, **sharing, num_layers=layers * inner, group_layers=inner), order
+    return AlbertConfig(**fields, **sharing, num_layers=layers * inner, group_layers=inner), order
 
 
 FORMAT = replace(

@@ -62,17 +62,19 @@ def _more_roberta(config: BertConfig, order: Order, vocabulary: Vocabulary) -> d
     return _more(config, order, vocabulary)
 
 
-def build(raw: Content, given: dict[str, Any], order: Order, longest: int, offset: int = 0) -> tuple[BertConfig, Order]:
+def build(
+    raw: Content, fields: dict[str, Any], order: Order, longest: int, offset: int = 0
+) -> tuple[BertConfig, Order]:
     """Return the encoder; `offset` is the number of the first position."""
     if bool(raw.get("is_decoder", False)) != (order == "causal"):
         raise raw.unknown(order == "causal", "is_decoder", "architectures", given="with this class ")
     rows = raw.number("max_position_embeddings", BertConfig.max_positions, minimum=offset + 1)
-    return BertConfig(**given, max_positions=int(rows) - offset, position_offset=offset), order
+    return BertConfig(**fields, max_positions=int(rows) - offset, position_offset=offset), order
 
 
-def _build_roberta(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[BertConfig, Order]:
+def _build_roberta(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[BertConfig, Order]:
     offset = int(raw.number("pad_token_id", 1, minimum=0)) + 1
-    return build(raw, given, order, longest, offset)
+    return build(raw, fields, order, longest, offset)
 
 
 FORMAT = Format(

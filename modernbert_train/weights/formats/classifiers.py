@@ -166,11 +166,11 @@ class Classifiers(Around):
                 f"{where}: a {self.name} in causal order; classifiers attend to both sides here. Name a model with "
                 "is_causal=false, or the decoder that it was fine-tuned from."
             )
-        given = raw.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
-        numbers = [str(number) for number in range(len(given))] if isinstance(given, dict) else []
-        if not numbers or len(numbers) > _MOST_LABELS or {*given} != {*numbers}:
+        names = raw.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
+        numbers = [str(number) for number in range(len(names))] if isinstance(names, dict) else []
+        if not numbers or len(numbers) > _MOST_LABELS or {*names} != {*numbers}:
             raise content.damaged("id2label", "not a name for each class")
-        labels = tuple(str(given[number]) for number in numbers)
+        labels = tuple(str(names[number]) for number in numbers)
         for key, value in kind.extra.items():
             if raw.get(key) != value:
                 raise content.unknown(value, key, given=f"of a {self.name} ")
@@ -191,9 +191,9 @@ class Classifiers(Around):
             return described._replace(objective=ChooseConfig(**about | {"pooling": pooling}))
         one_score = problem in kinds and TEXT_LABELS[kinds[problem]].min_labels == 0
         if problem not in kinds or pooling not in kind.poolings or (one_score and len(labels) > 1):
-            known = f"{', '.join(kinds)} and {', '.join(kind.poolings)}, and one score"
-            given = f"of a {self.name} with {len(labels)} labels "
-            raise content.unknown(known, "problem_type", "classifier_pooling", given=given)
+            choices = f"{', '.join(kinds)} and {', '.join(kind.poolings)}, and one score"
+            has = f"of a {self.name} with {len(labels)} labels "
+            raise content.unknown(choices, "problem_type", "classifier_pooling", given=has)
         about |= {"kind": kinds[problem], "pooling": pooling}
         return described._replace(objective=ClassifyConfig(**about))
 
@@ -219,9 +219,11 @@ def classifier_format(model: ModelConfig, objective: LabelledConfig) -> Classifi
                 "model was trained without them. Evaluate with the run itself."
             )
         return Classifiers(name, objective)
-    known = ", ".join(sorted({kind.encoder.model_type for kind in KINDS.values() if kind.objective is type(objective)}))
+    supported = ", ".join(
+        sorted({kind.encoder.model_type for kind in KINDS.values() if kind.objective is type(objective)})
+    )
     why = _OTHERWISE.get(model.model_type, "") if objective.pools else ""
     raise ConfigError(
         f"objective.name={objective.name} with model.name={model.name}: no class of transformers has this head on a "
-        f"{model.model_type}{why}; for {known} there is one. Evaluate with the run itself."
+        f"{model.model_type}{why}; for {supported} there is one. Evaluate with the run itself."
     )

@@ -99,21 +99,21 @@ class Content(dict[str, Any]):
         """Return a dropout rate."""
         return float(self.number(key, default, minimum=0.0, maximum=0.999))
 
-    def word(self, key: str, default: str, known: Collection[str]) -> str:
+    def word(self, key: str, default: str, choices: Collection[str]) -> str:
         """Return the string under a key.
 
         Raises:
             DataError: it is not in `known`.
         """
         value = default if self.get(key) is None else self[key]
-        if not isinstance(value, str) or value not in known:
-            raise self.unknown(", ".join(known), key)
+        if not isinstance(value, str) or value not in choices:
+            raise self.unknown(", ".join(choices), key)
         return value
 
-    def unknown(self, known: object, *keys: str, given: str = "") -> DataError:
+    def unknown(self, choices: object, *keys: str, given: str = "") -> DataError:
         """Return the error for values of keys that the encoder does not implement."""
         values = ", ".join(f"{key}={shown(self.get(key))}" for key in keys)
-        return DataError(f"{self.where}: {values}; {given}this encoder only knows {known}. Name another model.")
+        return DataError(f"{self.where}: {values}; {given}this encoder only knows {choices}. Name another model.")
 
     def damaged(self, key: str, problem: str) -> DataError:
         """Return the error for a value that no program would write."""

@@ -54,7 +54,7 @@ def _more(config: DebertaConfig, order: Order, vocabulary: Vocabulary) -> dict[s
 
 
 def _build(
-    raw: Content, given: dict[str, Any], order: Order, longest: int, version: str = "v2"
+    raw: Content, fields: dict[str, Any], order: Order, longest: int, version: str = "v2"
 ) -> tuple[DebertaConfig, Order]:
     """Return the architecture; a number of distances below 1 means all positions."""
     kinds = raw.get("pos_att_type")
@@ -62,16 +62,16 @@ def _build(
     if not isinstance(kinds, list) or sorted(map(str, kinds)) != [*POSITIONS]:
         raise raw.unknown(f"both of {', '.join(POSITIONS)}", "pos_att_type")
     distance = int(raw.number("max_relative_positions", -1, minimum=-1))
-    distance = given["max_positions"] if distance < 1 else distance
+    distance = fields["max_positions"] if distance < 1 else distance
     buckets = distance if version == "v1" else int(raw.number("position_buckets", -1, minimum=2))
-    width = int(raw.number("embedding_size", given["hidden_size"]))
+    width = int(raw.number("embedding_size", fields["hidden_size"]))
     config = DebertaConfig(
-        **given,
+        **fields,
         version=version,  # type: ignore[arg-type]
         convolution=int(raw.number("conv_kernel_size", 0, minimum=0, maximum=99)),
         max_distance=distance,
         buckets=buckets,
-        embedding_size=None if width == given["hidden_size"] else width,
+        embedding_size=None if width == fields["hidden_size"] else width,
     )
     activation = raw.get("hidden_act") or "gelu"
     if config.convolution and (raw.get("conv_act") or "tanh", raw.get("conv_groups") or 1) != (activation, 1):
@@ -81,8 +81,8 @@ def _build(
     return config, order
 
 
-def _build_v1(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[DebertaConfig, Order]:
-    return _build(raw, given, order, longest, "v1")
+def _build_v1(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[DebertaConfig, Order]:
+    return _build(raw, fields, order, longest, "v1")
 
 
 V1 = replace(

@@ -25,10 +25,10 @@ def _more(config: BertConfig, order: Order, vocabulary: Vocabulary) -> dict[str,
     return {"max_position_embeddings": config.max_positions, "embedding_size": config.hidden_size}
 
 
-def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[BertConfig, Order]:
+def _build(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[BertConfig, Order]:
     if raw["embedding_size"] != raw["hidden_size"]:
         raise raw.unknown("embeddings of its hidden width", "embedding_size", "hidden_size")
-    return bert.build(raw, given, order, longest)
+    return bert.build(raw, fields, order, longest)
 
 
 FORMAT = replace(

@@ -23,9 +23,9 @@ def _more(config: EsmConfig, order: Order, vocabulary: Vocabulary) -> dict[str, 
     return {"token_dropout": config.token_dropout}
 
 
-def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[EsmConfig, Order]:
+def _build(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[EsmConfig, Order]:
     mask_id = int(raw.number("mask_token_id", 32, minimum=0))
-    return EsmConfig(**given, token_dropout=raw["token_dropout"] is True, mask_id=mask_id), order
+    return EsmConfig(**fields, token_dropout=raw["token_dropout"] is True, mask_id=mask_id), order
 
 
 FORMAT = Format(

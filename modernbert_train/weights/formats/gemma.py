@@ -43,7 +43,7 @@ def _more(config: GemmaConfig, order: Order, vocabulary: Vocabulary) -> dict[str
     }
 
 
-def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[GemmaConfig, Order]:
+def _build(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[GemmaConfig, Order]:
     theta = rope.theta_under(raw, "rope_theta", GemmaConfig.rope_theta)
     local_theta = rope.theta_under(raw, "rope_local_base_freq", GemmaConfig.local_rope_theta)
     thetas, scaling = rope.read_layers(raw, {True: theta, False: local_theta}, [True], longest)
@@ -52,7 +52,7 @@ def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> t
         every = types.index("full_attention") + 1
     every = Content({_PATTERN: every}, raw.where).number(_PATTERN, 6)
     own = {"rope_theta": thetas[0], "local_rope_theta": thetas[1], "global_every": every}
-    config = GemmaConfig(**given, **own, **scaling)
+    config = GemmaConfig(**fields, **own, **scaling)
     if types is not None and types != _layer_types(config):
         raise raw.unknown("one full_attention in every n", "layer_types")
     scale = raw.number("query_pre_attn_scalar", 256)

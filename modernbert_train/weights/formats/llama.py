@@ -41,7 +41,7 @@ def _more_eurobert(config: LlamaConfig, order: Order, vocabulary: Vocabulary) ->
 
 def _build(
     raw: Content,
-    given: dict[str, Any],
+    fields: dict[str, Any],
     order: Order,
     longest: int,
     own: Mapping[str, Any] | None = None,
@@ -59,14 +59,14 @@ def _build(
     outside = ("original_max_position_embeddings", "partial_rotary_factor")
     positions = Content(positions | {key: raw[key] for key in outside if raw.get(key) is not None}, raw.where)
     theta, scaling = rope.read(positions, rope.theta_under(raw, "rope_theta", 10_000.0), longest)
-    heads = given["num_heads"]
+    heads = fields["num_heads"]
     config = LlamaConfig(
-        **given,
+        **fields,
         **(own or {}),
         rope_theta=theta,
         **scaling,
         key_value_heads=_heads(raw, "num_key_value_heads", heads),
-        head_width=_heads(raw, "head_dim", given["hidden_size"] // heads),
+        head_width=_heads(raw, "head_dim", fields["hidden_size"] // heads),
         tied=raw.get("tie_word_embeddings") or False,
     )
     return config, "all" if is_encoder or raw.get("is_causal") is False else "causal"

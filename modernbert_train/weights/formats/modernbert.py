@@ -58,7 +58,7 @@ def more(config: ModernBertConfig, order: Order, vocabulary: Vocabulary) -> dict
     }
 
 
-def build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[ModernBertConfig, Order]:
+def build(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[ModernBertConfig, Order]:
     """Return the architecture. Dropout after attention is this program's key or attention_dropout.
 
     Raises:
@@ -70,8 +70,8 @@ def build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tu
     thetas, scaling = rope.read_layers(raw, {True: theta, False: local}, [True, False], longest)
     own: dict[str, Any] = {"global_rope_theta": thetas[0], "local_rope_theta": thetas[1], **scaling}
     own[OUT_DROPOUT] = raw.share(OUT_DROPOUT, raw.share("attention_dropout", 0.0))
-    every_n = _global_attn_every_n_layers(raw, given["num_layers"])
-    return ModernBertConfig(**given, **own, global_attn_every_n_layers=every_n), order
+    every_n = _global_attn_every_n_layers(raw, fields["num_layers"])
+    return ModernBertConfig(**fields, **own, global_attn_every_n_layers=every_n), order
 
 
 def _layer_types(every_n: int, num_layers: int) -> list[str]:

@@ -30,8 +30,8 @@ def _more(config: ModernBertConfig, order: Order, vocabulary: Vocabulary) -> dic
     return {key: value for key, value in more.items() if key != "classifier_pooling"}
 
 
-def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[ModernBertConfig, Order]:
-    model, order = modernbert.build(raw, given, order, longest)
+def _build(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[ModernBertConfig, Order]:
+    model, order = modernbert.build(raw, fields, order, longest)
     if raw.get("local_attention", model.local_attention) is None:
         raise DataError(f"{raw.where}: local_attention=None; this encoder has local layers. Name another model.")
     if raw.get("sliding_window", model.half_window) != model.half_window:

@@ -35,9 +35,9 @@ def _more(config: NeoBertConfig, order: Order, vocabulary: Vocabulary) -> dict[s
     }
 
 
-def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[NeoBertConfig, Order]:
+def _build(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[NeoBertConfig, Order]:
     wide = int(raw.number("intermediate_size", 3072))
-    return NeoBertConfig(**given, intermediate_size=-(-(2 * wide // 3) // 8) * 8), order
+    return NeoBertConfig(**fields, intermediate_size=-(-(2 * wide // 3) // 8) * 8), order
 
 
 FORMAT = Format(

@@ -58,8 +58,8 @@ def read(raw: Content, theta: float, longest: int) -> tuple[float, dict[str, Any
     """
     kind = raw.get("rope_type", raw.get("type", "default"))
     kind = "none" if kind == "default" else kind
-    known = isinstance(kind, str) and kind in _KEYS
-    if not known or raw.get("partial_rotary_factor") not in (None, 1) or raw.get("truncate") not in (None, True):
+    is_supported = isinstance(kind, str) and kind in _KEYS
+    if not is_supported or raw.get("partial_rotary_factor") not in (None, 1) or raw.get("truncate") not in (None, True):
         raise DataError(
             f"{raw.where}: rope_parameters={shown(raw)}; this encoder knows rope_type default, linear, llama3 and "
             "yarn, of whole heads and with truncate=true. Name another model."
@@ -109,11 +109,11 @@ def read_layers(
     Raises:
         DataError: see `read`; or local layers are scaled otherwise than global ones.
     """
-    given, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
-    kinds = given.values() if isinstance(given, dict) else [given]
+    parameters, older = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    kinds = parameters.values() if isinstance(parameters, dict) else [parameters]
     if not isinstance(older, dict) or not all(each is None or isinstance(each, dict) for each in kinds):
         raise DataError(
-            f"{raw.where}: rope_parameters={shown(given)}, rope_scaling={shown(older)}: not an object for each of "
+            f"{raw.where}: rope_parameters={shown(parameters)}, rope_scaling={shown(older)}: not an object for each of "
             f"{' and '.join(LAYERS.values())}. Restore the file from a copy."
         )
     if older.get("type", "default") != "default" and "rope_type" not in older:
@@ -122,14 +122,14 @@ def read_layers(
             "it."
         )
     of_kind = {
-        key: Content({**(given.get(kind) or {}), **(older if key in older_of else {})}, raw.where)
+        key: Content({**(parameters.get(kind) or {}), **(older if key in older_of else {})}, raw.where)
         for key, kind in LAYERS.items()
     }
     theta, scaling = read(of_kind[True], thetas[True], longest)
     local_theta, local = read(of_kind[False], thetas[False], longest)
     if local["rope_scaling"] != "none" and local != scaling:
         raise DataError(
-            f"{raw.where}: rope_parameters={shown(given)}, rope_scaling={shown(older)}; local layers are scaled as "
-            "global ones here, or not at all. Name another model."
+            f"{raw.where}: rope_parameters={shown(parameters)}, rope_scaling={shown(older)}; local layers are scaled "
+            "as global ones here, or not at all. Name another model."
         )
     return (theta, local_theta), scaling | {"local_rope_scaled": local["rope_scaling"] != "none"}

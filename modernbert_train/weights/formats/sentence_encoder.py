@@ -53,10 +53,10 @@ class SentenceEncoder(Around):
 
     def read(self, raw: dict[str, Any], where: str) -> Described:
         """See `HubFormat`."""
-        content, known = Content(raw, where), get_args(get_type_hints(ContrastiveConfig)["pooling"])
+        content, choices = Content(raw, where), get_args(get_type_hints(ContrastiveConfig)["pooling"])
         pooling, width = cast(Any, content.get(POOLING)), content.number(WIDTH, 128)
-        if pooling not in known:
-            raise content.unknown(", ".join(map(str, known)), POOLING)
+        if pooling not in choices:
+            raise content.unknown(", ".join(map(str, choices)), POOLING)
         described = self.whole.read({**raw, "architectures": [raw[WITH_HEAD]]}, where)
         return described._replace(objective=ContrastiveConfig(pooling=pooling, token_vectors=width))
 
@@ -122,8 +122,8 @@ def read_own(folder: Path) -> tuple[dict[str, str], int | None]:
     prompts = settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
         raise settings.damaged("prompts", "not a text for each kind of text")
-    given = lengths.get("query_length")
-    return prompts, None if given is None else lengths.number("query_length", 1)
+    query_length = lengths.get("query_length")
+    return prompts, None if query_length is None else lengths.number("query_length", 1)
 
 
 def _modules(kinds: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -168,17 +168,17 @@ class Format:
         for key, value in (self.fixed | {"pruned_heads": {}}).items():
             if content.get(key) not in (None, value):
                 raise content.unknown(value, key)
-        given = {ours: content.number(theirs, getattr(self.config, ours)) for ours, theirs in self.keys.items()}
-        width, heads = given["hidden_size"], given["num_heads"]
+        fields = {ours: content.number(theirs, getattr(self.config, ours)) for ours, theirs in self.keys.items()}
+        width, heads = fields["hidden_size"], fields["num_heads"]
         if width % heads:
             multiple = f"not a multiple of {self.keys['num_heads']}={heads}"
             raise DataError(f"{where}: {self.keys['hidden_size']}={width} is {multiple}. Restore the file from a copy.")
         if self.activation:
-            given["activation"] = ACTIVATIONS[content.word(self.activation, "gelu", self.activations)]
+            fields["activation"] = ACTIVATIONS[content.word(self.activation, "gelu", self.activations)]
         if self.dropout:
-            given["dropout"] = content.share(self.dropout, self.config.dropout)
+            fields["dropout"] = content.share(self.dropout, self.config.dropout)
         longest = content.number(self.longest, self.defaults[self.longest]) if self.longest else 0
-        config, order = self.build(content, given, order, longest) if self.build else (self.config(**given), order)
+        config, order = self.build(content, fields, order, longest) if self.build else (self.config(**fields), order)
         if problem := next(config.mistakes(), None):
             raise DataError(f"{where}: {problem} Restore the file from a copy, or name another model.")
         detects = isinstance(named, list) and self.for_heads.get("token_head") in named
@@ -193,9 +193,9 @@ class Format:
         kind, named = raw.get("model_type"), raw.get("architectures")
         of_heads: dict[str, Order] = dict.fromkeys(self.for_heads.values(), "all")
         classes = {each: order for order, each in self.classes.items()} | of_heads
-        known = [classes[each] for each in named if str(each) in classes] if isinstance(named, list) else []
-        if kind == self.model_type and (known or self.any_class):
-            return known[0] if known else "all"
+        orders = [classes[each] for each in named if str(each) in classes] if isinstance(named, list) else []
+        if kind == self.model_type and (orders or self.any_class):
+            return orders[0] if orders else "all"
         choices = " or ".join(f"architectures=['{each}']" for each in classes)
         raise DataError(
             f"{where}: model_type={shown(kind)}, architectures={shown(named)}; only model_type={self.model_type}, "

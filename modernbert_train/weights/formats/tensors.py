@@ -76,8 +76,8 @@ def to_hf(
         shape = stored_shape(hub, ours, config)
         for copy, parts in enumerate(places_of(hub, ours, config)):
             for name, part in zip(parts, weights[ours].chunk(len(parts)), strict=True):
-                there = _to_stored(part, shape)
-                stored[name] = there.clone(memory_format=torch.contiguous_format) if copy else there.contiguous()
+                theirs = _to_stored(part, shape)
+                stored[name] = theirs.clone(memory_format=torch.contiguous_format) if copy else theirs.contiguous()
     return stored
 
 
@@ -128,29 +128,29 @@ def from_hf(
 
     optional = shapes is None
     shapes = shapes or all_shapes(config)
-    known = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
-    classes = _names(known, TOKEN_HEAD)
+    places_by_name = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
+    classes = _names(places_by_name, TOKEN_HEAD)
     # a detector has classes of tokens and no predictions; an encoder may have no head
     no_head = (bool(classes) and all(name in tensors for name in classes)) or getattr(hub, "headless", False)
-    for head in [*heads_among(known), *(("head", "decoder") if no_head else ())] if optional else ():
-        if not all(name in tensors for name in _names(known, head)):
-            for name in _names(known, head):
+    for head in [*heads_among(places_by_name), *(("head", "decoder") if no_head else ())] if optional else ():
+        if not all(name in tensors for name in _names(places_by_name, head)):
+            for name in _names(places_by_name, head):
                 tensors.pop(name, None)
-            known = {ours: places for ours, places in known.items() if module_of(ours) != head}
-    part_of = {ours: (shapes[ours][0] // len(places[0]), *shapes[ours][1:]) for ours, places in known.items()}
-    other = {ours: shape for ours in known if (shape := stored_shape(hub, ours, config)) is not None}
+            places_by_name = {ours: places for ours, places in places_by_name.items() if module_of(ours) != head}
+    part_of = {ours: (shapes[ours][0] // len(places[0]), *shapes[ours][1:]) for ours, places in places_by_name.items()}
+    other = {ours: shape for ours in places_by_name if (shape := stored_shape(hub, ours, config)) is not None}
     expected = {
         name: other[ours].dims if ours in other else part_of[ours]
-        for ours, places in known.items()
+        for ours, places in places_by_name.items()
         for parts in places
         for name in parts
     }
     if wrong := [others[name] for name in expected if name in others]:
         raise mistake(f"{wrong[0][0]} is of type {wrong[0][1]}")
     _compare(tensors, expected, mistake)
-    _compare_copies(tensors, known.values(), where)
+    _compare_copies(tensors, places_by_name.values(), where)
     weights = {}
-    for ours, (names, *_) in known.items():
+    for ours, (names, *_) in places_by_name.items():
         shape = other.get(ours)
         if (
             shape is not None
@@ -171,9 +171,11 @@ def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _names(known: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[str]:
+def _names(places_by_name: Mapping[str, Sequence[tuple[str, ...]]], module: str) -> list[str]:
     """Return the stored names of a module."""
-    return [name for ours in known if module_of(ours) == module for parts in known[ours] for name in parts]
+    return [
+        name for ours in places_by_name if module_of(ours) == module for parts in places_by_name[ours] for name in parts
+    ]
 
 
 def _to_stored(part: Tensor, shape: Shape | None) -> Tensor:

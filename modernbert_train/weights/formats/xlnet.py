@@ -44,8 +44,8 @@ def _more(config: XLNetConfig, order: Order, vocabulary: Vocabulary) -> dict[str
     }
 
 
-def _build(raw: Content, given: dict[str, Any], order: Order, longest: int) -> tuple[XLNetConfig, Order]:
-    config = XLNetConfig(**given)
+def _build(raw: Content, fields: dict[str, Any], order: Order, longest: int) -> tuple[XLNetConfig, Order]:
+    config = XLNetConfig(**fields)
     if raw.get("d_head") not in (None, config.head_size):
         heads = f"with d_model={config.hidden_size} and n_head={config.num_heads} "
         raise raw.unknown(config.head_size, "d_head", given=heads)
