@@ -121,13 +121,13 @@ def _padded(
 ) -> list[Stage]:
     """Time scaled_dot_product_attention as most people use it: documents in batches, padded, with a mask."""
     size = sizes.padded_documents
-    parts = [tensor.detach().split(lengths) for tensor in (*qkv, grad)]
+    documents_of = [tensor.detach().split(lengths) for tensor in (*qkv, grad)]
     inputs: list[list[Tensor]] = []
     masks, grads = [], []
     for first in range(0, len(lengths), size):
         *some, out_grad = (
             pad_sequence(list(documents[first : first + size]), batch_first=True).transpose(1, 2).contiguous()
-            for documents in parts
+            for documents in documents_of
         )
         inputs.append([tensor.requires_grad_() for tensor in some])
         grads.append(out_grad)

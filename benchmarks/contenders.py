@@ -60,8 +60,8 @@ class Reference:
     @property
     def name(self) -> str:
         """The exact name, for tables."""
-        parts = ["packed" if self.packed else "padded", self.attention, "compiled" if self.compiled else "eager"]
-        return ", ".join(["transformers", *parts, *(["sparse_prediction"] * self.sparse)])
+        words = ["packed" if self.packed else "padded", self.attention, "compiled" if self.compiled else "eager"]
+        return ", ".join(["transformers", *words, *(["sparse_prediction"] * self.sparse)])
 
 
 REFERENCES = {
@@ -184,23 +184,23 @@ class Theirs(Contender):
 
     def first_loss(self, batch: StepBatch) -> float:
         """Return the mean loss of a batch, before any step."""
-        parts = self._parts(batch)
-        predicted = sum(count for _, count in parts)
+        microbatches = self._parts(batch)
+        predicted = sum(count for _, count in microbatches)
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            return sum(float(self._loss(tensors)) * count / predicted for tensors, count in parts)
+            return sum(float(self._loss(tensors)) * count / predicted for tensors, count in microbatches)
 
     def turn(self, batches: Sequence[StepBatch]) -> None:
         """Take a step for each batch; padding is not timed, since a collator's workers would do it."""
         padded = [self._parts(batch) for batch in batches]
         # a compiled model must have seen every length before the first turn that counts
-        for parts in padded if self._reference.compiled and not self.rates else padded[:1]:
-            self._step(parts, Stopwatch(self._device))
+        for microbatches in padded if self._reference.compiled and not self.rates else padded[:1]:
+            self._step(microbatches, Stopwatch(self._device))
         wait(self._device)
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         clock, began = Stopwatch(self._device), _now()
-        for parts in padded:
-            self._step(parts, clock)
+        for microbatches in padded:
+            self._step(microbatches, clock)
         wait(self._device)
         _record(self, batches, self._config, began, clock)
 
@@ -208,10 +208,10 @@ class Theirs(Contender):
         with Compute(self._device, resolve_precision(self._config.compute, self._device)).autocast():
             return self._model(**tensors).loss
 
-    def _step(self, parts: list[tuple[dict[str, Any], int]], clock: Stopwatch) -> None:
-        predicted = sum(count for _, count in parts)
+    def _step(self, microbatches: list[tuple[dict[str, Any], int]], clock: Stopwatch) -> None:
+        predicted = sum(count for _, count in microbatches)
         clock.start()
-        for tensors, count in parts:
+        for tensors, count in microbatches:
             loss = self._loss(tensors) * (count / predicted)
             clock.mark("forward")
             loss.backward()
@@ -308,7 +308,7 @@ def _record(
 ) -> None:
     """Record a round of steps over these batches, which ends now."""
     seconds, cpu_seconds = (end - start for start, end in zip(began, _now(), strict=True))
-    parts = [part for batch in batches for part in batch.microbatches]
+    microbatches = [part for batch in batches for part in batch.microbatches]
     flops = sum(
         training_flops(
             batch.rows,
@@ -318,7 +318,7 @@ def _record(
         )
         for batch in batches
     )
-    tokens = sum(part.num_tokens for part in parts)
+    tokens = sum(part.num_tokens for part in microbatches)
     who.rates.append(tokens / seconds)
     who.cpu_rates.append(tokens / cpu_seconds)
     who.flop_rates.append(flops / seconds)

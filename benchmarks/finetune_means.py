@@ -67,10 +67,10 @@ def write_task(name: str, data: Path, out: Path) -> Path:
     train, dev = data / task["train"], task.pop("dev")
     if dev is None:
         head, *lines = train.read_text(encoding="utf-8").splitlines(keepends=True)
-        parts = {"train": [line for n, line in enumerate(lines) if n % 5], "dev": lines[::5]}
-        for part, own in parts.items():
+        splits = {"train": [line for n, line in enumerate(lines) if n % 5], "dev": lines[::5]}
+        for part, own in splits.items():
             (out / f"{name}-{part}.tsv").write_text("".join([head, *own]), encoding="utf-8")
-        train, dev = (out / f"{name}-{part}.tsv" for part in parts)
+        train, dev = (out / f"{name}-{part}.tsv" for part in splits)
     task |= {"train": str(train), "validation": {"dev": str(data / dev)}}
     file = out / f"{name}.yaml"
     file.write_text(yaml.safe_dump(task))

@@ -179,11 +179,11 @@ def do(
 def write_summary(parts: Sequence[Part], place: Place, about: str, done: dict[str, dict[str, Any]]) -> None:
     """Write OUT/summary.json and OUT/summary.md: every part, its numbers next to the expected ones, and advice."""
     place.out.mkdir(parents=True, exist_ok=True)
-    whole = {
+    summary = {
         "about": about,
         "parts": [done.get(part.name, {"name": part.name, "outcome": "not yet"}) for part in parts],
     }
-    (place.out / "summary.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
+    (place.out / "summary.json").write_text(json.dumps(summary, indent=1), encoding="utf-8")
     (place.out / "summary.md").write_text(as_markdown(parts, about, done, place.tiny), encoding="utf-8")
 
 

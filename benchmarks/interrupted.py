@@ -127,10 +127,10 @@ def main() -> int:
         if not holds
     ]
     if options.whole:
-        whole = options.folder.with_name(f"{options.folder.name}-whole")
-        shutil.rmtree(whole, ignore_errors=True)  # of an earlier try
-        code = Start([*options.command, f"name={whole.name}"]).end()
-        mine, theirs = ([entry["loss"] for entry in records(each, "step")] for each in (options.folder, whole))
+        uninterrupted = options.folder.with_name(f"{options.folder.name}-whole")
+        shutil.rmtree(uninterrupted, ignore_errors=True)  # of an earlier try
+        code = Start([*options.command, f"name={uninterrupted.name}"]).end()
+        mine, theirs = ([entry["loss"] for entry in records(each, "step")] for each in (options.folder, uninterrupted))
         if code != 0 or mine != theirs:
             wrong.append(f"the run that was not interrupted ended with {code}, its losses are {theirs}, not {mine}")
     measured = {

@@ -78,7 +78,7 @@ def layer_groups(
         value_TF, gate_TF = wide_TF.chunk(2, dim=-1)
         return F.gelu(value_TF) * gate_TF
 
-    parts: list[tuple[str, Callable[..., Tensor], Tensor, Sequence[Tensor], tuple[Work, Work]]] = [
+    timed: list[tuple[str, Callable[..., Tensor], Tensor, Sequence[Tensor], tuple[Work, Work]]] = [
         (
             "norm of the residual",
             lambda x_TD: norm(x_TD).to(dtype),
@@ -95,12 +95,12 @@ def layer_groups(
         ),
         ("GELU times gate", geglu, random(tokens, 2 * hidden), [], moved(3 * c * hidden, 5 * c * hidden)),
     ]
-    for title, call, value, parameters, work in parts:
+    for title, call, value, parameters, work in timed:
         cases = [passes("eager", call, [value], parameters, work)]
         if compile:
             cases.append(passes("compiled", torch.compile(call, dynamic=False), [value], parameters, work))
         yield Group(f"{title}, {tokens:,} tokens, width {width}", cases)
-    del parts, value
+    del timed, value
 
     kernel = choose_kernel("auto", device, dtype)
     layout = kernel.prepare(line, Visible.around(model.half_window))

@@ -103,34 +103,34 @@ def picture(losses: dict[str, list[float]], kills: list[int], apart: float) -> s
     def y(loss: float) -> float:
         return top + (height - top - 60) * (high - loss) / (high - low)
 
-    parts = [
+    svg = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
         'font-size="12"><rect width="100%" height="100%" fill="#fff"/>'
     ]
     for loss in range(int(low) + 1, int(high) + 1):
-        parts.append(
+        svg.append(
             f'<path d="M{left} {y(loss):.1f}H{width - 10}" stroke="#eee"/><text x="{left - 8}" y="{y(loss) + 4:.1f}" '
             f'text-anchor="end" fill="#666">{loss}</text>'
         )
     for (name, values), stroke in zip(losses.items(), (11, 7, 4, 1.2), strict=True):
         points = " ".join(f"{x(step):.1f},{y(loss):.2f}" for step, loss in enumerate(values))
-        parts.append(
+        svg.append(
             f'<polyline points="{points}" fill="none" stroke="{COLOURS[name]}" stroke-width="{stroke}" '
             'stroke-linejoin="round"/>'
         )
     for step in kills:
-        parts.append(f'<path d="M{x(step):.1f} {height - 44}v8" stroke="{COLOURS["killed"]}" stroke-width="0.8"/>')
+        svg.append(f'<path d="M{x(step):.1f} {height - 44}v8" stroke="{COLOURS["killed"]}" stroke-width="0.8"/>')
     names = [f"{name} ({len(kills)} times with kill -9, ticks)" if name == "killed" else name for name in losses]
     for name, label, at in zip(losses, names, accumulate((left, 110, 120, 120)), strict=True):
-        parts.append(
+        svg.append(
             f'<rect x="{at}" y="{height - 24}" width="14" height="6" fill="{COLOURS[name]}"/>'
             f'<text x="{at + 20}" y="{height - 17}" fill="#333">{label}</text>'
         )
-    parts.append(
+    svg.append(
         f'<text x="{width - 10}" y="{top + 8}" text-anchor="end" fill="#333">training loss over {steps} steps; '
         f"largest difference {apart:.1e}</text></svg>"
     )
-    return "\n".join(parts) + "\n"
+    return "\n".join(svg) + "\n"
 
 
 def main() -> int:

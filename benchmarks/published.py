@@ -106,8 +106,8 @@ def left_out(sums: Sequence[float], rates: Sequence[float]) -> NDArray[np.float6
     """Return, for each run, predicted over published tokens a second minus 1, by a fit to all others."""
     errors = []
     for index, (own, rate) in enumerate(zip(sums, rates, strict=True)):
-        rest = [number for number in range(len(sums)) if number != index]
-        device, token = fit([sums[number] for number in rest], [rates[number] for number in rest])
+        others = [number for number in range(len(sums)) if number != index]
+        device, token = fit([sums[number] for number in others], [rates[number] for number in others])
         errors.append(1 / (device * own + token) / rate - 1)
     return np.array(errors)
 

@@ -37,10 +37,10 @@ def must(*words: str) -> None:
 def write_text(beir: Path, out: Path) -> tuple[Path, Path]:
     """Write the documents as JSON lines, and pairs of a document's first sentence and the rest of it."""
     documents = [json.loads(line)["text"] for line in (beir / "corpus.jsonl").read_text(encoding="utf-8").splitlines()]
-    parts = (text.partition(". ") for text in documents)
+    split_texts = (text.partition(". ") for text in documents)
     rows = {
         "documents": [{"text": text} for text in documents],
-        "pairs": [{"query": f"{first}.", "positive": rest} for first, _, rest in parts if rest],
+        "pairs": [{"query": f"{first}.", "positive": answer} for first, _, answer in split_texts if answer],
     }
     for name, texts in rows.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in texts)

@@ -223,7 +223,7 @@ def report(name: str, case: Case, contenders: dict[str, Contender], peaks: dict[
     lines = []
     for who, each in contenders.items():
         mfu = {peak: median(each.flop_rates) / rate for peak, rate in peaks.items()}
-        parts = {part: 1e3 * median(times) for part, times in each.seconds.items()}
+        ms_of_parts = {part: 1e3 * median(times) for part, times in each.seconds.items()}
         ratio = median(a / b for a, b in zip(first, each.rates, strict=True))
         cpu = f"{'':>23}"
         if each.cpu_rates:
@@ -233,10 +233,10 @@ def report(name: str, case: Case, contenders: dict[str, Contender], peaks: dict[
             f"{who:<30}{median(each.rates):>10,.0f}{min(each.rates):>10,.0f}{max(each.rates):>10,.0f}{ratio:>8.2f}x{cpu}"
             + "".join(f"{share:>15.1%}" for share in mfu.values())
             + "  "
-            + ", ".join(f"{part} {ms:,.1f}" for part, ms in parts.items())
+            + ", ".join(f"{part} {ms:,.1f}" for part, ms in ms_of_parts.items())
             + (f"; peak {each.peak_bytes / 1e9:.1f} GB" if each.peak_bytes else "")
         )
-        figures = {"tokens_per_second": median(each.rates), "ours_is": ratio, "mfu": mfu, "parts_ms": parts}
+        figures = {"tokens_per_second": median(each.rates), "ours_is": ratio, "mfu": mfu, "parts_ms": ms_of_parts}
         if each.cpu_rates:
             figures["tokens_per_cpu_second"] = median(each.cpu_rates)
         lines.append({"case": name, "contender": who, **figures, "peak_bytes": each.peak_bytes})

@@ -111,8 +111,8 @@ def fertility_table(spelled: Mapping[str, Spelled], parallel: bool) -> str:
     return table(rows, numbers=True)
 
 
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _ratio(numerator: int, denominator: int) -> float | None:
+    return numerator / denominator if denominator else None
 
 
 def _shown(value: float | None) -> str:

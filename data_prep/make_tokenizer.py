@@ -112,8 +112,8 @@ def adapt_tokenizer(path: str | Path, extend: bool = False, spare_entries: int =
         )
     ours = {token for token in ids if token in SPECIAL_TOKENS or token.startswith(_SPARE)}
     added = [token for token in content.get("added_tokens") or [] if token["content"] not in ours]
-    rest = {"single_word": False, "rstrip": False}
-    added += [{"id": ids[token], "content": token, **rest, **flags_of(token)} for token in ours]
+    defaults = {"single_word": False, "rstrip": False}
+    added += [{"id": ids[token], "content": token, **defaults, **flags_of(token)} for token in ours]
     content["added_tokens"] = sorted(added, key=lambda token: token["id"])
     tokenizer = Tokenizer.from_str(json.dumps(content))
     if tokenizer.get_vocab() != ids:

@@ -27,8 +27,8 @@ def text_in_packed(files: Sequence[Path], source: SourceConfig) -> float:
     for file in files:
         with suppress(OSError, EOFError, ValueError), tempfile.TemporaryDirectory() as folder:
             begin = Path(folder, f"begin{file.suffix}")
-            with file.open("rb") as whole:
-                packed += begin.write_bytes(whole.read(size))
+            with file.open("rb") as packed_file:
+                packed += begin.write_bytes(packed_file.read(size))
             with open_unpacked(begin) as content:
                 text += _text_of(_until_cut(content), source, Path(folder, f"plain{ending(file)}"))
     return text / packed if packed and text else 1.0

@@ -253,14 +253,16 @@ class TokenisePairs(Step[PairsConfig]):
         while some := list(islice(kept, _AT_ONCE)):
             with tokenizer_threads(threads):
                 encoded = self._encoded(tokenizer, vocabulary, [each.pair for each in some])
-            for (pair, key, *left_out), (parts, truncated) in zip(some, encoded, strict=True):
-                number = len(parts) if all(parts) else 0
+            for (pair, key, *left_out), (ids_of_texts, truncated) in zip(some, encoded, strict=True):
+                number = len(ids_of_texts) if all(ids_of_texts) else 0
                 rows.append((key, number, self._is_held_out(pair), len(pair.negatives), *left_out, truncated))
                 if number:
                     scores = [0, *(round(score * SCORE_UNIT) for score in pair.scores)]
                     hashes = map(text_hash, (pair.query, pair.positive, *pair.negatives))
-                    texts += zip(hashes, scores + [0] * (number - len(scores)), map(len, parts), strict=True)
-                    ids.extend([id for part in parts for id in (vocabulary.sep_id, vocabulary.cls_id, *part)][2:])
+                    texts += zip(hashes, scores + [0] * (number - len(scores)), map(len, ids_of_texts), strict=True)
+                    ids.extend(
+                        [id for part in ids_of_texts for id in (vocabulary.sep_id, vocabulary.cls_id, *part)][2:]
+                    )
             progress.write(rank, tally.total().read)
         folder = self._work.shards(rank)
         shutil.rmtree(folder, ignore_errors=True)
@@ -303,11 +305,11 @@ class TokenisePairs(Step[PairsConfig]):
             texts += [before + query, *(before_others + text for text in others)]
         encoded = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
         for pair in pairs:
-            whole = [next(encoded).ids for _ in range(2 + len(pair.negatives))]
-            if any(special & {*ids} for ids in whole):
+            ids_of_texts = [next(encoded).ids for _ in range(2 + len(pair.negatives))]
+            if any(special & {*ids} for ids in ids_of_texts):
                 raise DataError(f"the tokenizer turns {pair.query[:60]!r} into [CLS] or [SEP]. Use another tokenizer.")
-            parts = [ids[: limits[place > 0]] for place, ids in enumerate(whole)]
-            yield parts, sum(len(part) < len(ids) for part, ids in zip(parts, whole, strict=True))
+            cut_ids = [ids[: limits[place > 0]] for place, ids in enumerate(ids_of_texts)]
+            yield cut_ids, sum(len(part) < len(ids) for part, ids in zip(cut_ids, ids_of_texts, strict=True))
 
 
 class MergePairs(Step[PairsConfig]):

@@ -193,10 +193,10 @@ def _empty(folder: Path) -> None:
 
 
 def _part(text: str) -> Part:
-    number, _, parts = text.partition("/")
-    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+    number, _, num_parts = text.partition("/")
+    if not (number.isdecimal() and num_parts.isdecimal() and 1 <= int(number) <= int(num_parts)):
         raise argparse.ArgumentTypeError(f"{text!r} is not like 1/4, the first of four")
-    return int(number), int(parts)
+    return int(number), int(num_parts)
 
 
 if __name__ == "__main__":

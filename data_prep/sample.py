@@ -173,15 +173,15 @@ def look_at_text(paths: Sequence[str]) -> TextSample:
         for name, each in _sources_of(Path(path), passed_over).items():
             sources[_free_name(name, sources)] = each
     every = sum(each.bytes for each in sources.values())
-    parts = {name: _sample_of(each, int(SAMPLE_BYTES * each.bytes / every)) for name, each in sources.items()}
+    samples = {name: _sample_of(each, int(SAMPLE_BYTES * each.bytes / every)) for name, each in sources.items()}
     long = [each for source in sources.values() for each in source.too_long]
-    _refuse_long(long, sum(part.text_bytes for part in parts.values()))
-    left_out = [item for part in parts.values() for item in part.left_out]
-    for name, part in parts.items():
+    _refuse_long(long, sum(part.text_bytes for part in samples.values()))
+    left_out = [item for part in samples.values() for item in part.left_out]
+    for name, part in samples.items():
         if not part.documents:  # such as the .json files of a program among its text
             for file, size in sources.pop(name).files:
                 _count(passed_over, file, size)
-    sample = _joined(sources, {name: parts[name] for name in sources}, passed_over, _ended(long))
+    sample = _joined(sources, {name: samples[name] for name in sources}, passed_over, _ended(long))
     if sample.text_bytes < MIN_BYTES:
         seen = f"{size_text(sample.text_bytes)} of text in {shown(sample.taken)}" if sources else "no text"
         others = f"; not read: {shown(passed_over)}" if passed_over else ""
@@ -374,22 +374,22 @@ def _sample_of(source: _Files, budget: int) -> _Part:
 
 def _joined(
     sources: Mapping[str, _Files],
-    parts: Mapping[str, _Part],
+    samples: Mapping[str, _Part],
     passed_over: Mapping[str, Endings],
     too_long: Mapping[str, Endings],
 ) -> TextSample:
-    documents = [each for part in parts.values() for each in part.documents]
+    documents = [each for part in samples.values() for each in part.documents]
     texts = [each.text[:_DOCUMENT_BYTES] for each in documents]
-    damaged = Counter(item.reason for part in parts.values() for item in part.left_out)
+    damaged = Counter(item.reason for part in samples.values() for item in part.left_out)
     number = sum(
-        part.text_bytes * len(part.documents) / max(1, sum(map(_bytes, part.documents))) for part in parts.values()
+        part.text_bytes * len(part.documents) / max(1, sum(map(_bytes, part.documents))) for part in samples.values()
     )
     return TextSample(
         sources={name: each.config for name, each in sources.items()},
         taken=_ended([file for each in sources.values() for file in each.files]),
         passed_over=passed_over,
         too_long=too_long,
-        text_bytes=sum(part.text_bytes for part in parts.values()),
+        text_bytes=sum(part.text_bytes for part in samples.values()),
         documents=number,
         texts=texts,
         sampled=len(documents) + damaged.total(),

@@ -148,8 +148,8 @@ def _make_folder(parsed: argparse.Namespace) -> str:
             tokenizer = train_superbpe(lambda: texts_of(config), parsed.entries, parsed.spare, parsed.superbpe)
             require_size(tokenizer, parsed.entries)
         elif parsed.command == "trim":
-            whole = adapt_tokenizer(parsed.tokenizer)
-            tokenizer, stays = trim_tokenizer(whole, texts_of(config), parsed.entries, roles)
+            adapted = adapt_tokenizer(parsed.tokenizer)
+            tokenizer, stays = trim_tokenizer(adapted, texts_of(config), parsed.entries, roles)
             note = f", which are {stays:.1%} of the tokens of the text as it was"
         elif parsed.command == "letters":
             tokenizer, roles = letter_tokenizer(parsed.alphabet, parsed.kmer)

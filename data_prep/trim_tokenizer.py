@@ -58,9 +58,9 @@ def trim_tokenizer(
             f"--entries={entries}: special tokens, bytes and the characters of the text are {len(kept):,}. Give more."
         )
     spare = {token for token in ids if token.startswith(SPARE)}
-    parts = _parts(content["model"])
+    merges = _parts(content["model"])
     for token in sorted(ids.keys() - kept - spare, key=lambda token: (-counts[token], ids[token])):
-        family = {*_family(token, parts)} - kept
+        family = {*_family(token, merges)} - kept
         if len(kept) + len(family) <= entries:
             kept |= family
     stays = sum(counts[token] for token in kept) / max(1, counts.total())
@@ -96,10 +96,10 @@ def merges_of(model: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield first, second, first + second.removeprefix(model.get("continuing_subword_prefix") or "")
 
 
-def _family(token: str, parts: dict[str, tuple[str, str]]) -> Iterator[str]:
+def _family(token: str, merges: dict[str, tuple[str, str]]) -> Iterator[str]:
     yield token
-    for part in parts.get(token, ()):
-        yield from _family(part, parts)
+    for part in merges.get(token, ()):
+        yield from _family(part, merges)
 
 
 def _with_tokens(content: dict[str, Any], kept: list[str], roles: Mapping[str, str]) -> Tokenizer:

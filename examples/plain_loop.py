@@ -129,13 +129,13 @@ def gradients(
         This rank's sum of each loss term, on the device, and its count.
     """
     rank, ranks = rank_and_ranks()
-    terms, parts = batch.plan.objective.terms, batch.microbatches
-    counts = {term: sum(part.counts[term] for part in parts) for term in terms}
+    terms, microbatches = batch.plan.objective.terms, batch.microbatches
+    counts = {term: sum(part.counts[term] for part in microbatches) for term in terms}
     divisors = counts_per_rank(counts, compute.device)
     sums: dict[str, list[Tensor]] = {term: [] for term in terms}
-    for number, part in enumerate(parts):
+    for number, part in enumerate(microbatches):
         key_dropout(config, compute.device, step, number * ranks + rank)
-        with accumulating(trained, last=number == len(parts) - 1):
+        with accumulating(trained, last=number == len(microbatches) - 1):
             with torch.autocast(compute.device.type, torch.bfloat16, enabled=compute.bf16):
                 losses = trained(part.to(compute.device, non_blocking=True))
             weighted(losses.losses, terms, divisors).backward()

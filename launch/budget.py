@@ -169,8 +169,8 @@ class Chooser:
 
     def text_tokens(self, entries: int) -> float:
         """Return the tokens of the training text, without exact duplicates."""
-        whole = self._sample.text_bytes / self.facts(entries).bytes_per_token
-        return whole * (1 - held_out_share(self._sample)) * (1 - self._sample.duplicates)
+        tokens = self._sample.text_bytes / self.facts(entries).bytes_per_token
+        return tokens * (1 - held_out_share(self._sample)) * (1 - self._sample.duplicates)
 
     def text_share(self, entries: int, tokens: float) -> float:
         """Return the share of documents that a run of this many tokens reads, with a margin; 1 if that is most."""
@@ -180,8 +180,10 @@ class Chooser:
 
     def prepare_seconds(self, entries: int, text_share: float) -> float:
         """Return the seconds to read the documents twice and tokenise them, on all cores."""
-        cores, whole = len(os.sched_getaffinity(0)), self._sample.text_bytes
-        return (2 * whole / _READ_PER_SECOND + text_share * whole / self.facts(entries).bytes_per_second) / cores
+        cores, text_bytes = len(os.sched_getaffinity(0)), self._sample.text_bytes
+        return (
+            2 * text_bytes / _READ_PER_SECOND + text_share * text_bytes / self.facts(entries).bytes_per_second
+        ) / cores
 
     def request(self, size: Size, tokens: float, folder: str = "data/mine") -> RunRequest:
         """Return the recipe's input for a run of a size."""

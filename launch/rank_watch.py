@@ -47,8 +47,8 @@ class Rank:
     """A rank of this machine, read from its heartbeat file: `NUMBER` contains its process id."""
 
     def __init__(self, file: Path) -> None:
-        pid, _, rest = file.read_text(encoding="utf-8").partition(" ")
-        self.number, self.pid, self.left = int(file.name), int(pid or 0), rest == LEFT
+        pid, _, state = file.read_text(encoding="utf-8").partition(" ")
+        self.number, self.pid, self.left = int(file.name), int(pid or 0), state == LEFT
         self.runs = self.pid != 0 and is_running(self.pid)
 
 
@@ -255,8 +255,8 @@ def rank_processes() -> list[int]:
     sessions = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended since
-            _, _, rest = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
-            parent, session = int(rest.split()[1]), int(rest.split()[3])
+            _, _, status = path.read_text(encoding="utf-8", errors="replace").rpartition(")")
+            parent, session = int(status.split()[1]), int(status.split()[3])
             if parent == os.getpid() and session == int(path.parent.name):
                 sessions.append(session)
     return sessions

@@ -95,8 +95,8 @@ class Clock:
         if settings.interval_tokens is not None:
             return self.is_due(settings.interval_tokens, before, after)
         now = self.at(before)
-        parts, tokens = validations_in(now.phase, settings, held_out_tokens), now.phase.tokens
-        return parts * now.tokens // tokens != parts * (now.tokens + after - before) // tokens
+        num_validations, tokens = validations_in(now.phase, settings, held_out_tokens), now.phase.tokens
+        return num_validations * now.tokens // tokens != num_validations * (now.tokens + after - before) // tokens
 
 
 def crosses(interval: int | None, before: int, after: int) -> bool:

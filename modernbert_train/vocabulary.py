@@ -335,8 +335,8 @@ def _segments_of_pairs(post_processor: Mapping[str, Any]) -> bool:
     if post_processor.get("type") == "Sequence":
         return any(_segments_of_pairs(each) for each in post_processor["processors"])
     if post_processor.get("type") == "TemplateProcessing":
-        parts = [part["Sequence"] for part in post_processor["pair"] if "Sequence" in part]
-        return any(part["id"] == "B" and part["type_id"] == 1 for part in parts)
+        sequences = [part["Sequence"] for part in post_processor["pair"] if "Sequence" in part]
+        return any(part["id"] == "B" and part["type_id"] == 1 for part in sequences)
     return post_processor.get("type") == "BertProcessing"
 
 

@@ -125,17 +125,17 @@ def picture_of(protocol: Protocol, rows: Mapping[str, Row]) -> str:
     def place(index: int, loss: float, last: int) -> str:
         return f"{50 + 480 * index / last:.1f},{20 + 320 * (high - loss) / max(high - low, 1e-9):.1f}"
 
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
+    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
              'font-size="12"><rect width="100%" height="100%" fill="#fff"/>']  # fmt: skip
     for value in (low, (low + high) / 2, high):
         y = 20 + 320 * (high - value) / max(high - low, 1e-9)
-        parts.append(f'<path d="M50 {y:.1f}H530" stroke="#eee"/><text x="44" y="{y + 4:.1f}" text-anchor="end" '
+        svg.append(f'<path d="M50 {y:.1f}H530" stroke="#eee"/><text x="44" y="{y + 4:.1f}" text-anchor="end" '
                      f'fill="#666">{value:.2f}</text>')  # fmt: skip
     for number, (arm, curve) in enumerate(sorted(curves.items(), key=lambda each: each[1][-1])):
         colour, last = COLOURS[number % len(COLOURS)], len(curve) - 1
         points = " ".join(place(index, loss, last) for index, loss in enumerate(curve) if index and math.isfinite(loss))
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        svg.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
                      f'<text x="545" y="{30 + 18 * number}" fill="{colour}">{arm} {curve[-1]:.3f}</text>')  # fmt: skip
-    parts.append(f'<text x="50" y="{height - 12}" fill="#333">held-out loss over the share of the budget, size {size}, '
+    svg.append(f'<text x="50" y="{height - 12}" fill="#333">held-out loss over the share of the budget, size {size}, '
                  f"seed {seed}</text></svg>")  # fmt: skip
-    return "\n".join(parts) + "\n"
+    return "\n".join(svg) + "\n"

@@ -104,16 +104,16 @@ def adopt_shards(request: Request) -> str:
         firsts = [(survey.name(each), ids) for each in chosen if (ids := survey.first(each)) is not None]
         sample = take_sample(firsts, request.tokenizer, names)
         require_fit(sample, request.source, request.tokenizer, request.anyway)
-        parts = write_parts(work, layout.entries)
-        findings = survey.run(parts, layout.num_bytes, request.workers)
+        num_parts = write_parts(work, layout.entries)
+        findings = survey.run(num_parts, layout.num_bytes, request.workers)
         facts = {"tokenizer": request.tokenizer, **sample.to_json(), "findings": findings.to_json()}
-        _write_files(survey, parts, findings, layout, folder, vocabulary.sha256, asked, facts)
+        _write_files(survey, num_parts, findings, layout, folder, vocabulary.sha256, asked, facts)
     return describe_folder(folder)
 
 
 def _write_files(
     survey: Survey,
-    parts: int,
+    num_parts: int,
     findings: Findings,
     layout: Layout,
     folder: Path,
@@ -125,7 +125,7 @@ def _write_files(
     work, started = survey.work, time.monotonic()
     with (work / ADOPTED_INDEX).open("w", encoding="utf-8") as index:
         index.write('{"version": 2, "shards": [')
-        for rank in range(parts):
+        for rank in range(num_parts):
             entries = survey.left(rank)["entries"]
             index.write(", " * (rank > 0) + ", ".join(json.dumps(entry, sort_keys=True) for entry in entries))
         index.write("]}")
@@ -133,9 +133,9 @@ def _write_files(
     for place, dtype in findings.dtypes.items():
         folders.setdefault(dtype, place or ".")
     dtype = the_only(layout.root, "the type of the ids", folders)
-    join_lengths((survey.array(rank, "lengths") for rank in range(parts)), work / LENGTHS, findings.documents)
+    join_lengths((survey.array(rank, "lengths") for rank in range(num_parts)), work / LENGTHS, findings.documents)
     counts = np.zeros(survey.vocab_size, np.int64)
-    for rank in range(parts):
+    for rank in range(num_parts):
         counts += survey.array(rank, "counts")
     np.save(work / TOKEN_COUNTS, counts)
     card = DatasetCard(

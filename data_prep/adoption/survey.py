@@ -54,11 +54,11 @@ class Survey:
     vocab_size: int
     fit: EachShard
 
-    def run(self, parts: int, size: int, workers: int | None) -> Findings:
+    def run(self, num_parts: int, size: int, workers: int | None) -> Findings:
         """Do the missing parts; return the findings of all parts.
 
         Args:
-            parts: number of parts.
+            num_parts: number of parts.
             size: of all shards, in bytes.
             workers: number of processes; None: one for each core.
 
@@ -66,12 +66,12 @@ class Survey:
             DataError: see `run_task`; or there are no tokens.
             RunError: a process died.
         """
-        ranks = [rank for rank in range(parts) if not self.file(rank, "json").exists()]
+        ranks = [rank for rank in range(num_parts) if not self.file(rank, "json").exists()]
         number = workers or min(len(os.sched_getaffinity(0)), 1 + size // _WORKER_BYTES)
         with Workers(number, "give fewer --workers") as pool:
-            pool.run(self, ranks, "parts", parts)
+            pool.run(self, ranks, "parts", num_parts)
         findings = Findings()
-        for rank in range(parts):
+        for rank in range(num_parts):
             findings.add(Findings.from_json(self.left(rank)["findings"]))
         if not findings.tokens:
             raise DataError(f"{self.root}: holds no tokens.")

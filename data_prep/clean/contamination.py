@@ -65,8 +65,8 @@ class Evaluations:
         self._spelled = list(self._numbers)
         self._line = np.concatenate(lines) if lines else np.zeros(0, np.int64)
         self._sets = np.concatenate(sets) if sets else np.zeros(0, np.int32)
-        hashes, whole = self._hashes(self._line)
-        places = np.flatnonzero(whole)
+        hashes, is_known = self._hashes(self._line)
+        places = np.flatnonzero(is_known)
         self._hashes_sorted, first = np.unique(hashes[places], return_index=True)
         self._places = places[first]
 
@@ -77,10 +77,10 @@ class Evaluations:
         if (short := self._whole(lines)) is not None:
             return short
         line = np.array(list(chain.from_iterable(lines)), np.int64)
-        hashes, whole = self._hashes(line)
-        if not len(self._hashes_sorted) or not whole.any():
+        hashes, is_known = self._hashes(line)
+        if not len(self._hashes_sorted) or not is_known.any():
             return None
-        starts = np.flatnonzero(whole)
+        starts = np.flatnonzero(is_known)
         ranks = np.searchsorted(self._hashes_sorted, hashes[starts])
         ranks[ranks == len(self._hashes_sorted)] = 0
         same = self._hashes_sorted[ranks] == hashes[starts]
@@ -117,13 +117,13 @@ class Evaluations:
     def _hashes(self, line: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         """Return a hash of each run of words in a line, and whether all its words are known."""
         runs = max(0, len(line) - self._words + 1)
-        hashes, whole = np.zeros(runs, np.uint64), np.ones(runs, np.bool_)
+        hashes, is_known = np.zeros(runs, np.uint64), np.ones(runs, np.bool_)
         mixed = (line.astype(np.uint64) + np.uint64(1)) * _FACTOR
         mixed ^= mixed >> np.uint64(29)
         for offset in range(self._words):
             hashes = hashes * _FACTOR + mixed[offset : offset + runs]
-            whole &= line[offset : offset + runs] >= 0
-        return hashes, whole
+            is_known &= line[offset : offset + runs] >= 0
+        return hashes, is_known
 
 
 def looked_for_line(how: Mapping[str, int]) -> str:

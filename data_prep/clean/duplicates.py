@@ -80,11 +80,11 @@ class _Signature(MinhashDedupSignature):
     """MinHash of a long document in parts, since a document of 5 million characters would take 2 GB."""
 
     def get_signature(self, shingles: NDArray[np.uint64]) -> list[list[int]]:
-        parts = [
+        hashes = [
             np.array(super(_Signature, self).get_signature(shingles[i : i + _SHINGLES]), np.uint64)
             for i in range(0, len(shingles), _SHINGLES)
         ]
-        smallest: list[list[int]] = np.min(parts, axis=0).tolist()
+        smallest: list[list[int]] = np.min(hashes, axis=0).tolist()
         return smallest
 
 

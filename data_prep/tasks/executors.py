@@ -135,13 +135,17 @@ def run_local(stages: list[Stage], work: Work, number: int, part: Part, is_done:
 
 def _waits(stage: Stage, missing: Sequence[int], work: Work, part: Part) -> str:
     """Describe which parts are missing, and which of them no machine does."""
-    parts = part[1]
-    whose = sorted({next(i for i in range(1, parts + 1) if rank < stage.tasks * i // parts) for rank in missing})
-    idle = [i for i in whose if i != part[0] and not is_at_work(work.folder, (i, parts))]
-    text = f"{stage.name}: waits for part {', '.join(f'{i}/{parts}' for i in whose)}"
+    num_parts = part[1]
+    whose = sorted(
+        {next(i for i in range(1, num_parts + 1) if rank < stage.tasks * i // num_parts) for rank in missing}
+    )
+    idle = [i for i in whose if i != part[0] and not is_at_work(work.folder, (i, num_parts))]
+    text = f"{stage.name}: waits for part {', '.join(f'{i}/{num_parts}' for i in whose)}"
     if not idle:
         return text
-    return f"{text}. No machine does {', '.join(f'--part {i}/{parts}' for i in idle)}: start the same command with it"
+    return (
+        f"{text}. No machine does {', '.join(f'--part {i}/{num_parts}' for i in idle)}: start the same command with it"
+    )
 
 
 def submit(stages: list[Stage], work: Work, config: ExecutorConfig) -> None:

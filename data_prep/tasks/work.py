@@ -122,8 +122,8 @@ def cut(config: DatasetConfig) -> Iterator[list[Span]]:
     limit = min(config.task_bytes, max(_SMALL_TASK_BYTES, total // _FEW_TASKS))
     task: list[Span] = []
     size = 0
-    for whole in wholes:
-        for span in _cut_file(whole, config.sources[whole.source], limit):
+    for file in wholes:
+        for span in _cut_file(file, config.sources[file.source], limit):
             cost = span.size + _FILE_BYTES
             if task and size + cost > limit:
                 yield task
@@ -137,8 +137,8 @@ def _cut_file(whole: Span, source: RowSourceConfig, limit: int) -> Iterator[Span
     if whole.path is None or whole.size <= limit:
         yield whole
     elif source.kind in ("jsonl", "fasta") and can_be_cut(Path(whole.path), source.encoding):
-        parts = -(-whole.size // limit)
-        ends = [whole.size * part // parts for part in range(parts + 1)]
+        num_parts = -(-whole.size // limit)
+        ends = [whole.size * part // num_parts for part in range(num_parts + 1)]
         for begin, end in itertools.pairwise(ends):
             yield replace(whole, begin=begin, end=end, size=end - begin)
     elif source.kind == "parquet" and len(groups := parquet_groups(Path(whole.path))) > 1:

@@ -71,37 +71,37 @@ class Merge(Step[PrepareConfig]):
         with workspace(Path(self._config.out)) as folder:
             shutil.copytree(self._work.tokenizer, folder / "tokenizer")
             for split in splits_of(self._config):
-                parts = [self._work.shards(rank) / split for rank in range(self._work.tasks)]
+                folders = [self._work.shards(rank) / split for rank in range(self._work.tasks)]
                 fields = {name: counts.listed() for name, counts in tally.fields.get(split, {}).items()}
-                merge_split(parts, folder / split, fields or None, tally.total().text_bytes[split])
+                merge_split(folders, folder / split, fields or None, tally.total().text_bytes[split])
             evaluations = evaluations_of(self._config)
             looked_for = {} if evaluations is None else evaluations.looked_for
             write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config), looked_for)
 
 
 def merge_split(
-    parts: list[Path], folder: Path, fields: dict[str, FieldCounts] | None = None, text_bytes: int | None = None
+    folders: list[Path], folder: Path, fields: dict[str, FieldCounts] | None = None, text_bytes: int | None = None
 ) -> None:
     """Join folders of shards, in order; folders that do not exist are skipped, and without any nothing is written.
 
     Args:
-        parts: as modernbert_train.data.shard_writer.ShardWriter writes them, all with one tokenizer.
+        folders: as modernbert_train.data.shard_writer.ShardWriter writes them, all with one tokenizer.
         folder: to be created.
         fields, text_bytes: of all the documents, for the card.
 
     Raises:
         StorageError: a shard has another size than its index says.
     """
-    parts = [part for part in parts if part.is_dir()]
-    if not parts:
+    folders = [part for part in folders if part.is_dir()]
+    if not folders:
         return
     folder.mkdir()
-    cards = [read_card(part) for part in parts]
+    cards = [read_card(part) for part in folders]
     documents, tokens = sum(card.documents for card in cards), sum(card.tokens for card in cards)
-    index = {"version": 2, "shards": list(_link_shards(parts, folder))}
+    index = {"version": 2, "shards": list(_link_shards(folders, folder))}
     (folder / INDEX).write_text(json.dumps(index, sort_keys=True), encoding="utf-8")
-    join_lengths((np.load(part / LENGTHS) for part in parts), folder / LENGTHS, documents)
-    np.save(folder / TOKEN_COUNTS, sum(np.load(part / TOKEN_COUNTS) for part in parts))
+    join_lengths((np.load(part / LENGTHS) for part in folders), folder / LENGTHS, documents)
+    np.save(folder / TOKEN_COUNTS, sum(np.load(part / TOKEN_COUNTS) for part in folders))
     card: DatasetCard = replace(
         cards[0],
         documents=documents,
@@ -115,10 +115,10 @@ def merge_split(
     write_card(folder, card)
 
 
-def _link_shards(parts: list[Path], folder: Path) -> Iterator[dict[str, Any]]:
+def _link_shards(folders: list[Path], folder: Path) -> Iterator[dict[str, Any]]:
     """Link each shard under its new number; yield its entry of the index."""
     number = 0
-    for part in parts:
+    for part in folders:
         for shard in json.loads((part / INDEX).read_text(encoding="utf-8"))["shards"]:
             stored = shard["zip_data"] or shard["raw_data"]
             old = part / stored["basename"]
@@ -145,11 +145,11 @@ def _link(old: Path, new: Path) -> None:
         shutil.copyfile(old, new)
 
 
-def join_lengths(parts: Iterable[NDArray[np.uint32]], path: Path, documents: int) -> None:
+def join_lengths(arrays: Iterable[NDArray[np.uint32]], path: Path, documents: int) -> None:
     """Write the lengths of all parts, one after the other, for this number of documents."""
     lengths = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint32, shape=(documents,))
     at = 0
-    for part in parts:
+    for part in arrays:
         lengths[at : at + len(part)] = part
         at += len(part)
     assert at == documents

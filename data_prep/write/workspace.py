@@ -53,8 +53,11 @@ def claimed(folder: Path, option: str, part: Part = (1, 1)) -> Iterator[None]:
     """
     with storage_errors(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOCK).open("a") as whole, (folder / f"{LOCK}-{part[0]}-of-{part[1]}").open("a") as mine:
-            if not (lock_now(whole, shared=part != (1, 1)) and lock_now(mine)):
+        with (
+            (folder / LOCK).open("a") as shared_lock,
+            (folder / f"{LOCK}-{part[0]}-of-{part[1]}").open("a") as part_lock,
+        ):
+            if not (lock_now(shared_lock, shared=part != (1, 1)) and lock_now(part_lock)):
                 raise _in_use(folder, folder, option)
             others = {tuple(map(int, _NUMBERS.findall(path.name))) for path in folder.glob(f"{LOCK}-*-of-*")}
             if disagree := [f"{i}/{n}" for i, n in others if n != part[1] and is_at_work(folder, (i, n))]:

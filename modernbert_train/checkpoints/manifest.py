@@ -130,8 +130,8 @@ def kept_steps(manifests: Iterable[Manifest], keep: int) -> set[int]:
 def _verified(content: Any, path: Path) -> Manifest:
     if not isinstance(content, dict):
         raise ValueError("not an object")
-    rest = {key: value for key, value in content.items() if key != "xxh3_128"}
-    if "xxh3_128" in content and content["xxh3_128"] != _hash(rest):
+    hashed = {key: value for key, value in content.items() if key != "xxh3_128"}
+    if "xxh3_128" in content and content["xxh3_128"] != _hash(hashed):
         raise ValueError("its content does not match its recorded hash")
     schema = content.get("schema")
     if schema not in (_WITHOUT_SLICES, SCHEMA) and type(schema) is int:
@@ -142,8 +142,8 @@ def _verified(content: Any, path: Path) -> Manifest:
     if "xxh3_128" not in content:
         raise ValueError("it has no hash of itself")
     if schema == _WITHOUT_SLICES:
-        rest = {"weights": {WEIGHTS: {}}, "optimizer": {OPTIMIZER: {}}} | rest
-    manifest: Manifest = as_type(Manifest, rest)
+        hashed = {"weights": {WEIGHTS: {}}, "optimizer": {OPTIMIZER: {}}} | hashed
+    manifest: Manifest = as_type(Manifest, hashed)
     return manifest
 
 

@@ -141,16 +141,16 @@ optim.lr=1e-3; docs/config.md lists all keys.
 
 def help_page() -> str:
     """Return the text of `--help`: the verbs by task, and the exit codes."""
-    parts = [
+    sections = [
         f"usage: {PROGRAM} VERB ...\n\nPretrain a ModernBERT-class encoder: raw text to a published Hugging Face model."
     ]
     for group in dict.fromkeys(verb.group for verb in VERBS):
         rows = [(f"{verb.name:<13}", verb.summary) for verb in VERBS if verb.group == group]
-        parts.append(f"{group}\n{table(rows, indent=2)}")
+        sections.append(f"{group}\n{table(rows, indent=2)}")
     codes = table([(f"{code:<13}", meaning) for code, meaning in EXIT_CODES.items()], indent=2)
-    parts.append(f"exit codes\n{codes}")
-    parts.append(f"VERB --help shows arguments and an example.\n{_RUN.rstrip()}")
-    return "\n\n".join(parts)
+    sections.append(f"exit codes\n{codes}")
+    sections.append(f"VERB --help shows arguments and an example.\n{_RUN.rstrip()}")
+    return "\n\n".join(sections)
 
 
 def replaced(words: list[str]) -> list[str]:

@@ -102,15 +102,15 @@ class ContrastiveConfig(ObjectiveConfig):
     def details(self) -> str:
         learnt = " initially, learnt" if self.learn_temperature else ""
         how = f"MaxSim of tokens in {self.token_vectors} numbers" if self.is_late else f"{self.pooling} pooling"
-        parts = [f"{how}, temperature {self.first_temperature:g}{learnt}"]
+        details = [f"{how}, temperature {self.first_temperature:g}{learnt}"]
         flops = f"FLOPS of queries weigh {self.query_flops:g}, of documents {self.document_flops:g}"
-        parts += [flops] if self.is_sparse else []
-        parts += ["both directions"] if self.symmetric else []
-        parts += ["each batch from one stream"] if self.one_source else []
-        parts += [] if self.margin is None else [f"negatives beyond a margin of {self.margin:g} left out"]
-        parts += [f"margins of a teacher's scores, weight {self.score_weight:g}"] if self.score_weight else []
-        parts += [f"widths {', '.join(map(str, self.matryoshka))} too"] if self.matryoshka else []
-        return f"contrastive among the texts of the global batch; {'; '.join(parts)}"
+        details += [flops] if self.is_sparse else []
+        details += ["both directions"] if self.symmetric else []
+        details += ["each batch from one stream"] if self.one_source else []
+        details += [] if self.margin is None else [f"negatives beyond a margin of {self.margin:g} left out"]
+        details += [f"margins of a teacher's scores, weight {self.score_weight:g}"] if self.score_weight else []
+        details += [f"widths {', '.join(map(str, self.matryoshka))} too"] if self.matryoshka else []
+        return f"contrastive among the texts of the global batch; {'; '.join(details)}"
 
     @property
     def terms(self) -> Mapping[str, float]:

@@ -301,11 +301,11 @@ class MaskedLmConfig(ObjectiveConfig):
 
     @property
     def details(self) -> str:
-        rest = 1 - self.mask_token_share - self.random_token_share
+        unchanged_share = 1 - self.mask_token_share - self.random_token_share
         return (
             f"{self.masking} masking, rate {self._rate};\n"
             f"  of the predicted tokens {self.mask_token_share:.0%} become `[MASK]`,\n"
-            f"  {self.random_token_share:.0%} a random token, {rest:.0%} stay"
+            f"  {self.random_token_share:.0%} a random token, {unchanged_share:.0%} stay"
             + ("; predicted at the position of the token before" if self.predict_from == "before" else "")
             + ("; each weighs 1/rate" if self.counts_tokens else "")
             + ("; words are a segmenter's" if self.reads_words else "")

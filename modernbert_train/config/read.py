@@ -116,8 +116,8 @@ def _invalid(error: yaml.YAMLError) -> str:
     remedy = "Close every bracket and quote, and put text with a colon, `#`, brackets or braces into quotes."
     if r"'\t'" in str(error.problem):
         remedy = "Use spaces instead of tabs."
-    parts = ((error.context, error.context_mark), (error.problem, error.problem_mark))
-    problems = [f"{text} (line {mark.line + 1}, column {mark.column + 1})" for text, mark in parts if text and mark]
+    marks = ((error.context, error.context_mark), (error.problem, error.problem_mark))
+    problems = [f"{text} (line {mark.line + 1}, column {mark.column + 1})" for text, mark in marks if text and mark]
     return f"{': '.join(problems)}. {remedy}"
 
 

@@ -54,9 +54,9 @@ def without_removed(tree: Mapping[str, Any]) -> dict[str, Any]:
 def new_name(path: Sequence[str]) -> str | None:
     """Return the current name of an old key; None if it is not an old key."""
     for old, new in RENAMED.items():
-        parts = old.split(".")
-        if len(parts) == len(path) and all(part in ("*", word) for part, word in zip(parts, path, strict=True)):
-            names = [word for part, word in zip(parts, path, strict=True) if part == "*"]
+        words = old.split(".")
+        if len(words) == len(path) and all(part in ("*", word) for part, word in zip(words, path, strict=True)):
+            names = [word for part, word in zip(words, path, strict=True) if part == "*"]
             return new.replace("*", "{}").format(*names) if names else new
     return None
 

@@ -95,14 +95,14 @@ class ReplacedTokensConfig(MaskedLmConfig):
                 "model.tied=true, or choose another model."
             )
         generator = self.generator_of(model)
-        for key, fraction, whole, unit, left in (
+        for key, fraction, total, unit, left in (
             ("depth", self.depth, model.num_layers, "layer", generator.num_layers),
             ("width", self.width, model.num_heads, "head", generator.num_heads),
         ):
             if left < 1:
                 yield (
-                    f"objective.generator_{key}={fraction:.3g} of {whole} {unit}s leaves the generator no {unit}. Set "
-                    f"it to at least {math.ceil(1000 / whole) / 1000:g}."
+                    f"objective.generator_{key}={fraction:.3g} of {total} {unit}s leaves the generator no {unit}. Set "
+                    f"it to at least {math.ceil(1000 / total) / 1000:g}."
                 )
         if self.sharing == "gdes" and generator.hidden_size != model.hidden_size:
             yield (

@@ -30,10 +30,10 @@ def hash64(keys: Keys, counters: Keys) -> Keys:
         return _mix(keys + (counters + np.uint64(1)) * _GOLDEN)
 
 
-def derive(*parts: int) -> int:
+def derive(*numbers: int) -> int:
     """Derive a 64-bit key from a sequence of non-negative integers; the order matters."""
     key: Keys = np.zeros((), dtype=np.uint64)
-    for part in parts:
+    for part in numbers:
         key = hash64(key, np.asarray(part & _MASK, dtype=np.uint64))
     return int(key)
 

@@ -175,8 +175,8 @@ def as_type(kind: Any, value: Any, at: str = "") -> Any:
     if origin in (UnionType, typing.Union):
         if value is None and NoneType in inner:
             return None
-        (rest,) = [option for option in inner if option is not NoneType]
-        return as_type(rest, value, at)
+        (not_none,) = [option for option in inner if option is not NoneType]
+        return as_type(not_none, value, at)
     if origin is list:
         _require(isinstance(value, list), at, "a list", value)
         return [as_type(inner[0], each, f"{at}[{number}]") for number, each in enumerate(value)]

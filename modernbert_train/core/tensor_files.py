@@ -202,9 +202,11 @@ class StoredTensors(Mapping[str, Tensor]):
                 raise ValueError(f"{file} lacks {min(strangers)}")
             for name, shape in shapes.items():
                 first, rows = slices.get(name, (0, shape[0] if shape else 1))
-                whole: tuple[int, ...] = (rows, *shape[1:]) if shape else ()
-                if self.shapes.setdefault(name, whole) != whole:
-                    raise ValueError(f"{file}: {name} is a slice of {whole}, and of {self.shapes[name]} elsewhere")
+                whole_shape: tuple[int, ...] = (rows, *shape[1:]) if shape else ()
+                if self.shapes.setdefault(name, whole_shape) != whole_shape:
+                    raise ValueError(
+                        f"{file}: {name} is a slice of {whole_shape}, and of {self.shapes[name]} elsewhere"
+                    )
                 self._pieces.setdefault(name, []).append((first, shape[0] if shape else 1, folder / file))
         for name, pieces in self._pieces.items():
             pieces.sort(key=lambda piece: piece[:2])

@@ -168,12 +168,12 @@ def describe_streams(config: RunConfig, facts: DataFacts) -> str:
     documents = {name: folder.card.documents for name, folder in facts.streams.items()}
     own = documents if config.data.mix_by == "documents" else tokens
     weights = {name: phase_weights(config.data, phase, own) for name, phase in config.phases.items()}
-    whole = token_shares(config.data, config.phases.values(), tokens, documents)
+    share_of = token_shares(config.data, config.phases.values(), tokens, documents)
     head = ("stream", "tokens", "documents", *(f"share of {name}" for name in weights), "passes")
     rows = [head]
     for name in tokens:
         shares = (f"{each[name] / sum(each.values()):.2%}" for each in weights.values())
-        passes = f"about {whole[name] * config.total_tokens / tokens[name]:.2f}"
+        passes = f"about {share_of[name] * config.total_tokens / tokens[name]:.2f}"
         rows.append((name, f"{tokens[name]:,}", f"{documents[name]:,}", *shares, passes))
     return f"{table(rows)}\nShares are of {config.data.mix_by}."
 

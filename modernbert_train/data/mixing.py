@@ -48,8 +48,8 @@ def phase_weights(data: DataConfig, phase: PhaseConfig, own: Mapping[str, int]) 
             weights[name] = Fraction(stream.tokens)
         else:
             weights[name] = _exact(1.0 if stream.repeat is None else stream.repeat) * size
-    whole = lcm(*(weight.denominator for weight in weights.values()))
-    numbers = {name: int(weight * whole) for name, weight in weights.items()}
+    denominator = lcm(*(weight.denominator for weight in weights.values()))
+    numbers = {name: int(weight * denominator) for name, weight in weights.items()}
     divisor = gcd(*numbers.values()) or 1
     return {name: number // divisor for name, number in numbers.items()}
 

@@ -144,8 +144,8 @@ class IdColumn:
 
     def __init__(self, shard: Mapping[str, Any], name: str, dtype: str | None) -> None:
         self._place = ColumnPlace(shard, name)
-        kind, _, rest = self._place.encoding.partition(":")
-        self._array = StoredArray.from_str(rest) if kind == "ndarray" else None
+        kind, _, stored_as = self._place.encoding.partition(":")
+        self._array = StoredArray.from_str(stored_as) if kind == "ndarray" else None
         if self._array is None and (kind != BYTES or dtype is None):
             raise ValueError(f"column {name} is {self._place.encoding}, and no array of token ids")
         self._dtype = None if dtype is None else np.dtype(dtype)

@@ -163,13 +163,13 @@ class ChunkCursor:
         document, start, length = self._upcoming()[0].tolist()
         chunk = Chunk(self.epoch, self.first_document + document, start, length)
         if self._offset or length > self._max_tokens:
-            rest = chunk._replace(start=start + self._offset, length=length - self._offset)
-            if rest.length > self._max_tokens:
+            remainder = chunk._replace(start=start + self._offset, length=length - self._offset)
+            if remainder.length > self._max_tokens:
                 self._offset += self._max_tokens
                 self._given += self._max_tokens
-                return rest._replace(length=self._max_tokens)
+                return remainder._replace(length=self._max_tokens)
             self._offset = 0
-            chunk = rest
+            chunk = remainder
         self._taken += 1
         self._given += chunk.length
         return chunk

@@ -124,12 +124,12 @@ def _devices(pattern: str, root: Path) -> tuple[str, list[str]]:
 def _is_chosen(name: str, pattern: str) -> bool:
     """Match NCCL_IB_HCA: prefixes of names, with `=` whole names, with `^` all others; ports are ignored."""
     exclude = pattern.startswith("^")
-    rest = pattern.removeprefix("^")
-    exact = rest.startswith("=")
-    parts = [part.partition(":")[0] for part in rest.removeprefix("=").split(",") if part]
-    if not parts:
+    listed = pattern.removeprefix("^")
+    exact = listed.startswith("=")
+    devices = [part.partition(":")[0] for part in listed.removeprefix("=").split(",") if part]
+    if not devices:
         return True
-    return any(name == part if exact else name.startswith(part) for part in parts) != exclude
+    return any(name == part if exact else name.startswith(part) for part in devices) != exclude
 
 
 def _interfaces(environment: Mapping[str, str], root: Path) -> str:

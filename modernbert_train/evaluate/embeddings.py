@@ -105,7 +105,7 @@ def embed_packed(
     Returns:
         embeddings_ND: fp32, on the CPU, in the order of the texts.
     """
-    parts = [torch.zeros(0, model.config.hidden_size)]
+    pooled = [torch.zeros(0, model.config.hidden_size)]
     for group in _groups([ids[: max_tokens - SPECIAL_TOKENS] for ids in texts], batch_tokens):
         lengths = [len(ids) + SPECIAL_TOKENS for ids in group]
         pieces = [piece for ids in group for piece in ([vocabulary.cls_id], ids, [vocabulary.sep_id])]
@@ -127,8 +127,8 @@ def embed_packed(
             pooled_ND = torch.segment_reduce(hidden_TD[: int(sizes.sum())], "mean", lengths=sizes)
         else:
             pooled_ND = hidden_TD[sizes.cumsum(0) - sizes]
-        parts.append(pooled_ND.cpu())
-    return torch.cat(parts)
+        pooled.append(pooled_ND.cpu())
+    return torch.cat(pooled)
 
 
 def _groups(texts: Sequence[NDArray[np.int32]], batch_tokens: int) -> Iterator[list[NDArray[np.int32]]]:

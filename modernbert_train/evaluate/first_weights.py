@@ -64,10 +64,10 @@ def describe_first(config: RunConfig) -> str:
 
 def _models(old: ModelConfig, new: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
     """Yield each model with its label."""
-    words, whole = replace(old, vocab_size=new.vocab_size), "as it is"
+    words, model = replace(old, vocab_size=new.vocab_size), "as it is"
     if words != old:
-        whole = f"vocab_size {new.vocab_size:,} of {old.vocab_size:,}"
-    yield whole, words
+        model = f"vocab_size {new.vocab_size:,} of {old.vocab_size:,}"
+    yield model, words
     changed = [each for each in _CHOICES if any(getattr(old, key) != getattr(new, key) for key in each)]
     for keys in changed:
         change = ", ".join(f"{key} {getattr(new, key):,} of {getattr(old, key):,}" for key in keys)

@@ -266,7 +266,7 @@ class HeldOutTexts:
         phases = self.clock.phases
         unigram = unigram_of(self.data, [each.phase for each in phases], self.vocab_size, self.facts)
         bytes_per_token = card.text_bytes / card.tokens if card.text_bytes else None
-        whole = any(each.objective.reads_labels for each in phases)
-        lengths = held_out_lengths(shards.lengths, self.eval.max_tokens, whole=whole, key=folder.key)
+        are_whole = any(each.objective.reads_labels for each in phases)
+        lengths = held_out_lengths(shards.lengths, self.eval.max_tokens, whole=are_whole, key=folder.key)
         window = self.data.packing_window
         return Validation(self.eval, window, maker, lengths, unigram, folder.key, bytes_per_token)

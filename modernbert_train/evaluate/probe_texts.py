@@ -100,10 +100,10 @@ def read_texts(key: str, settings: ProbeConfig) -> ProbeTexts:
         order = permutation(len(values), derive(settings.seed, _FOLDS))
         dealt = sorted(range(len(values)), key=lambda number: (values[number].tolist(), order[number]))
         parts_N[dealt] = np.arange(len(values)) % settings.folds  # folds get about equally many texts of each label
-    whole = replace(learned, examples=[example for split in splits.values() for example in split.examples])
+    pooled = replace(learned, examples=[example for split in splits.values() for example in split.examples])
     together = [value for name in splits for value in labels.values[name]]
     return ProbeTexts(
-        task, whole, replace(labels, values={TRAIN: together}), parts_N, sum(empty for _, empty in drawn.values())
+        task, pooled, replace(labels, values={TRAIN: together}), parts_N, sum(empty for _, empty in drawn.values())
     )
 
 

@@ -120,8 +120,8 @@ class Bert(Encoder):
         self.config = config
         self.compute = compute
         self.embeddings = Embeddings(config)
-        parts = ((Attention(config), FeedForward(config)) for _ in range(config.num_layers))
-        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in parts)
+        layers = ((Attention(config), FeedForward(config)) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in layers)
 
     def prediction_head(self) -> nn.Module:
         """See `Encoder`."""

@@ -223,9 +223,9 @@ class Texts:
         return cls(roles_P[real_P], ((high_P << 31) | low_P)[real_P], _lengths(batch, settings))
 
     @classmethod
-    def joined(cls, parts: Sequence[Texts]) -> Texts:
+    def joined(cls, texts: Sequence[Texts]) -> Texts:
         """Concatenate several sets of texts."""
-        return cls(*(torch.cat([getattr(each, name) for each in parts]) for name in _OF_TEXTS))
+        return cls(*(torch.cat([getattr(each, name) for each in texts]) for name in _OF_TEXTS))
 
     def __len__(self) -> int:
         return len(self.roles_N)

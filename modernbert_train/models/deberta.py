@@ -265,8 +265,8 @@ class Deberta(Encoder):
         self.distances = nn.Embedding(config.distance_rows, config.hidden_size)
         self.distance_norm = layer_norm(config) if config.version == "v2" else nn.Identity()
         attention = FirstAttention if config.version == "v1" else Attention
-        parts = ((attention(config), FeedForward(config)) for _ in range(config.num_layers))
-        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in parts)
+        layers = ((attention(config), FeedForward(config)) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in layers)
         self.convolution = Convolution(config) if config.convolution else None
 
     def prediction_head(self) -> nn.Module:

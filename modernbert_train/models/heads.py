@@ -82,9 +82,9 @@ def sample(weights_CV: Tensor, draws_C: Tensor) -> Tensor:
         ids_C.
     """
     size = weights_CV.shape[1]
-    whole = size // _BLOCK * _BLOCK
-    sums_CB = weights_CV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1)
-    sums_CB = torch.cat([sums_CB, weights_CV[:, whole:].sum(dim=-1, keepdim=True)], dim=1).mul(_UNIT).long()
+    in_blocks = size // _BLOCK * _BLOCK
+    sums_CB = weights_CV[:, :in_blocks].unflatten(1, (-1, _BLOCK)).sum(dim=-1)
+    sums_CB = torch.cat([sums_CB, weights_CV[:, in_blocks:].sum(dim=-1, keepdim=True)], dim=1).mul(_UNIT).long()
     up_to_CB = sums_CB.cumsum(dim=1)
     total_C = up_to_CB[:, -1]
     aim_C = ((draws_C.double() + 0.5) / _DRAWS * total_C.double()).long()

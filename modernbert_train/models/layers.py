@@ -117,13 +117,13 @@ def rotated(
     """
     if torch.compiler.is_compiling():
         *singles, v_TNH = qkv_T3NH.unbind(1)
-        parts = [x_TNH.unsqueeze(1) for x_TNH in singles]
+        unsqueezed = [x_TNH.unsqueeze(1) for x_TNH in singles]
     else:
         qk_T2NH, v_T1NH = qkv_T3NH.split((2, 1), dim=1)
-        parts, v_TNH = [qk_T2NH], v_T1NH.squeeze(1)
+        unsqueezed, v_TNH = [qk_T2NH], v_T1NH.squeeze(1)
     if neighbours:
-        parts = [part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for part in parts]
-    q_TNH, k_TNH = (x_TNH for part in parts for x_TNH in rotate(part, cos_TE, sin_T2E).unbind(1))
+        unsqueezed = [part.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for part in unsqueezed]
+    q_TNH, k_TNH = (x_TNH for part in unsqueezed for x_TNH in rotate(part, cos_TE, sin_T2E).unbind(1))
     return q_TNH, k_TNH, v_TNH
 
 

@@ -89,9 +89,9 @@ def shrink_each(weights: Mapping[str, Tensor], old: ModelConfig, new: ModelConfi
         for dim, index in kept.get(name, {}).items():
             tensor = tensor.index_select(dim, index)
         if name.startswith(_LAYERS):
-            number, _, rest = name.removeprefix(_LAYERS).partition(".")
+            number, _, suffix = name.removeprefix(_LAYERS).partition(".")
             for layer in (layer for layer, source in enumerate(sources) if source == int(number)):
-                yield f"{_LAYERS}{layer}.{rest}", tensor
+                yield f"{_LAYERS}{layer}.{suffix}", tensor
         elif not (drops_types(old, new) and name == _TYPES):
             yield name, tensor
 
@@ -135,9 +135,9 @@ def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
             for dim, (many, few) in enumerate(zip(before[name], shape, strict=True)):
                 if many == few:
                     continue
-                parts = many // old_size
-                if parts * old_size == many:
-                    kept.setdefault(name, {})[dim] = torch.cat([index + part * old_size for part in range(parts)])
+                num_stacked = many // old_size
+                if num_stacked * old_size == many:
+                    kept.setdefault(name, {})[dim] = torch.cat([index + part * old_size for part in range(num_stacked)])
                 else:
                     assert many == old.num_heads, f"{name}: {many} is no multiple of {key}"
                     kept.setdefault(name, {})[dim] = evenly(many, few)

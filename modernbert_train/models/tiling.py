@@ -149,8 +149,8 @@ def spread(position: int, count: int, choices: int) -> int:
 def _source_name(name: str, sources: list[int]) -> str:
     if not name.startswith("model.layers."):
         return name
-    _, _, layer, rest = name.split(".", 3)
-    return f"model.layers.{sources[int(layer)]}.{rest}"
+    _, _, layer, suffix = name.split(".", 3)
+    return f"model.layers.{sources[int(layer)]}.{suffix}"
 
 
 def _index(old: ModernBertConfig, new: ModernBertConfig, mode: Mode) -> dict[str, Tensor]:

@@ -183,8 +183,8 @@ class XLNet(Encoder):
         self.config = config
         self.compute = compute
         self.embeddings = Embeddings(config)
-        parts = ((Attention(config), FeedForward(config)) for _ in range(config.num_layers))
-        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in parts)
+        layers = ((Attention(config), FeedForward(config)) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(EncoderLayer(config, *each) for each in layers)
         self.dropout = nn.Dropout(config.dropout)
 
     def prediction_head(self) -> nn.Module:

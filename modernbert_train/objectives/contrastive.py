@@ -62,9 +62,9 @@ class Contrastive:
         if settings.score_weight:
             scores = text.labels[:, 1::2].tolist()
             margins = [row[1] - score for row, number in zip(scores, sizes, strict=True) for score in row[2:number]]
-            rest = len(roles_P) - len(margins)
-            targets[EXAMPLES] = np.pad(examples_P[len(texts) - len(margins) : len(texts)], (0, rest))
-            targets[MARGINS] = np.pad(np.array(margins, dtype=np.int64), (0, rest))
+            num_spare = len(roles_P) - len(margins)
+            targets[EXAMPLES] = np.pad(examples_P[len(texts) - len(margins) : len(texts)], (0, num_spare))
+            targets[MARGINS] = np.pad(np.array(margins, dtype=np.int64), (0, num_spare))
             counts["score"] = len(margins)
         if settings.is_sparse:
             counts["flops"] = len(texts)

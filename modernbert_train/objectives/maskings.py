@@ -93,10 +93,10 @@ def _bernoulli(text: Candidates) -> Ints:
 
 def _ngram(text: Candidates) -> Ints:
     """Choose whole words, up to three together, in each part before and after a cut."""
-    parts = np.stack((text.cuts_S, text.lengths_S - text.cuts_S), axis=1).ravel()
-    sequence = np.repeat(np.arange(len(text.lengths_S)), 2)[parts > 0]
+    lengths = np.stack((text.cuts_S, text.lengths_S - text.cuts_S), axis=1).ravel()
+    sequence = np.repeat(np.arange(len(text.lengths_S)), 2)[lengths > 0]
     words = text.continues_word_N(), text.further_words_N()
-    return ngrams.choose(*words, parts[parts > 0], sequence, text.counts_S, text.keys_S)
+    return ngrams.choose(*words, lengths[lengths > 0], sequence, text.counts_S, text.keys_S)
 
 
 # each returns the indices into N of the chosen tokens, ascending

@@ -68,15 +68,15 @@ class Choose:
     def make(self, text: PackedText, settings: ChooseConfig) -> Inputs:
         """See `Objective.make`."""
         assert text.labels is not None
-        parts = [self._choices(text, number) for number in range(len(text.starts_Q))]
-        starts_P = np.concatenate([starts for starts, _ in parts] or [np.empty(0, dtype=np.int64)])
-        lengths_P = np.concatenate([lengths for _, lengths in parts] or [np.empty(0, dtype=np.int64)])
+        choices = [self._choices(text, number) for number in range(len(text.starts_Q))]
+        starts_P = np.concatenate([starts for starts, _ in choices] or [np.empty(0, dtype=np.int64)])
+        lengths_P = np.concatenate([lengths for _, lengths in choices] or [np.empty(0, dtype=np.int64)])
         cut = replace(text, starts_Q=starts_P, lengths_Q=lengths_P)
         max_choices = len(text.ids_T) // 3  # a choice has at least three tokens
         # and a question two choices
         choices_GC = np.full((max_choices // 2, len(settings.labels)), NO_CHOICE, dtype=np.int64)
         at = 0
-        for number, (starts, _) in enumerate(parts):
+        for number, (starts, _) in enumerate(choices):
             choices_GC[number, : len(starts)] = np.arange(at, at + len(starts))
             at += len(starts)
         right = text.labels[:, 0].astype(np.int64)

@@ -79,6 +79,6 @@ def param_group(
 def decay_groups(weights: Sequence[Weight], weight_decay: float) -> list[dict[str, Any]]:
     """Return a group of decayed weights and one of the rest, without empty groups. See `param_group`."""
     decayed = [weight for weight in weights if weight.kind != "vector"]
-    rest = [weight for weight in weights if weight.kind == "vector"]
-    groups = (param_group(decayed, weight_decay), param_group(rest, weight_decay, decay_ratio=0.0))
+    vectors = [weight for weight in weights if weight.kind == "vector"]
+    groups = (param_group(decayed, weight_decay), param_group(vectors, weight_decay, decay_ratio=0.0))
     return [group for group in groups if group["params"]]

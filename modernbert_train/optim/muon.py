@@ -136,8 +136,8 @@ class Muon(StableAdamW):
     def _halves(self, groups: Iterable[dict[str, Any]]) -> list[Halves]:
         groups = list(groups)
         matrices = [self._matrices(group) for group in groups if group["parts"] is not None]
-        rest = super()._halves(group for group in groups if group["parts"] is None)
-        return [*(block for blocks in matrices for block in blocks), *rest]
+        others = super()._halves(group for group in groups if group["parts"] is None)
+        return [*(block for blocks in matrices for block in blocks), *others]
 
     def _matrices(self, group: dict[str, Any]) -> list[_Matrices]:
         """Group the matrices that have a gradient by sharding, in the same order on every rank."""
@@ -302,13 +302,13 @@ class _Owners:
         outgoing = [[shards[index] for index in places] for places in self._owned]
         shapes = [[self._shape(index, rank) for index in self.mine] for rank in range(self._ranks)]
         incoming = self._swap(outgoing, shapes)
-        return [torch.cat(parts) for parts in zip(*incoming, strict=True)]
+        return [torch.cat(pieces) for pieces in zip(*incoming, strict=True)]
 
     def scatter(self, wholes: Sequence[Tensor]) -> list[Tensor]:
         """Scatter the whole weights of `mine` to local shards of all weights."""
         cuts = [
-            whole.split([self._shape(index, rank)[0] for rank in range(self._ranks)])
-            for index, whole in zip(self.mine, wholes, strict=True)
+            tensor.split([self._shape(index, rank)[0] for rank in range(self._ranks)])
+            for index, tensor in zip(self.mine, wholes, strict=True)
         ]
         outgoing = [[cut[rank] for cut in cuts] for rank in range(self._ranks)]
         shapes = [[self._shape(index, self._rank) for index in places] for places in self._owned]

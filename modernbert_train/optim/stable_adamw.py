@@ -305,8 +305,8 @@ def _sum_over_shards(shardings: list[Sharding], sums: list[Tensor]) -> list[Tens
         together = torch.cat([sums[index] for index in indices], dim=1)
         for dim in dims:
             dist.all_reduce(together, group=mesh.get_group(dim))
-        parts = together.split([sums[index].shape[1] for index in indices], dim=1)
-        for index, part in zip(indices, parts, strict=True):
+        pieces = together.split([sums[index].shape[1] for index in indices], dim=1)
+        for index, part in zip(indices, pieces, strict=True):
             result[index] = part
     return result
 

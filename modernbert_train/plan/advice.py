@@ -60,8 +60,8 @@ def settings(plan: Plan, phase: PlannedPhase, gpu: str, ranks: int) -> list[Sett
             if plan.knows_memory:
                 memory = memory_fit.phase_memory(plan.config, phase.name, GPUS[gpu], strategy, ranks, rows)
             step = plan.step(gpu, phase, phase.config.batch_rows, strategy=strategy, ranks=ranks, microbatch_rows=rows)
-            parts = -(-phase.config.batch_rows // ranks // rows)
-            advised.append(Setting(strategy, rows, fitting, parts, memory, step))
+            num_microbatches = -(-phase.config.batch_rows // ranks // rows)
+            advised.append(Setting(strategy, rows, fitting, num_microbatches, memory, step))
     return sorted(
         advised, key=lambda setting: setting.step.seconds * (1.0 if setting.strategy == "ddp" else SHARDING_GAIN)
     )

@@ -167,19 +167,19 @@ class Exchange:
     exposed: float
 
 
-def exchange(parts: Sequence[Transfer], gpu: Gpu, microbatch_seconds: Sequence[float]) -> Exchange:
+def exchange(collectives: Sequence[Transfer], gpu: Gpu, microbatch_seconds: Sequence[float]) -> Exchange:
     """Estimate the communication of a step.
 
     A third of a microbatch's time is its forward pass. A transfer that can be hidden overlaps with its pass.
 
     Args:
-        parts: from `transfers`.
+        collectives: from `transfers`.
         gpu: its links.
         microbatch_seconds: computation of each microbatch of the step on one rank, forward and backward.
     """
     payload, seconds, exposed = 0, 0.0, 0.0
     for number, computed in enumerate(microbatch_seconds, start=1):
-        here = [part for part in parts if part.every_microbatch or number == len(microbatch_seconds)]
+        here = [part for part in collectives if part.every_microbatch or number == len(microbatch_seconds)]
         payload += sum(part.payload for part in here)
         seconds += sum(transfer_seconds(part, gpu) for part in here)
         exposed += sum(
@@ -189,9 +189,9 @@ def exchange(parts: Sequence[Transfer], gpu: Gpu, microbatch_seconds: Sequence[f
     return Exchange(payload, seconds, exposed)
 
 
-def _exposed(parts: Sequence[Transfer], gpu: Gpu, hiding_seconds: float) -> float:
+def _exposed(collectives: Sequence[Transfer], gpu: Gpu, hiding_seconds: float) -> float:
     """Return the seconds of one pass's transfers that its `hiding_seconds` seconds of computation do not hide."""
-    bare = sum(transfer_seconds(part, gpu) for part in parts if not part.hidden)
-    hidden = [(transfer_seconds(part, gpu), part.calls) for part in parts if part.hidden]
+    bare = sum(transfer_seconds(part, gpu) for part in collectives if not part.hidden)
+    hidden = [(transfer_seconds(part, gpu), part.calls) for part in collectives if part.hidden]
     lone = max((took / calls for took, calls in hidden), default=0.0)
     return bare + max(lone, sum(took for took, _ in hidden) - hiding_seconds)

@@ -118,12 +118,12 @@ def read_documents(data: DataConfig, median: int | None, facts: DataFacts | None
         missing = missing_stream(data)
         return Documents(f"assumed, since {missing} is not here: every row one sequence, which costs most")
     streams = {name: _read(folder.local, folder.card) for name, folder in facts.streams.items()}
-    parts = (
+    descriptions = (
         f"{facts.streams[name].path} with {stream.documents:,} documents of median "
         f"{np.median(stream.lengths):,.0f} tokens"
         for name, stream in streams.items()
     )
-    return Documents(", ".join(parts), streams)
+    return Documents(", ".join(descriptions), streams)
 
 
 def _read(folder: Path, card: DatasetCard) -> StreamLengths:
@@ -205,9 +205,9 @@ def _mean(spans: Mapping[str, Spans], shares: Mapping[str, float]) -> Spans:
 
 def _sequences(lengths: NDArray[np.integer], row_tokens: int, special: int) -> NDArray[np.int64]:
     """Return the lengths of the sequences that documents are cut into, with special tokens."""
-    whole, rest = np.divmod(lengths.astype(np.int64), row_tokens - special)
-    full: NDArray[np.int64] = np.full(int(whole.sum()), row_tokens, dtype=np.int64)
-    return np.concatenate([full, rest[rest > 0] + special])
+    num_full, remainders = np.divmod(lengths.astype(np.int64), row_tokens - special)
+    full: NDArray[np.int64] = np.full(int(num_full.sum()), row_tokens, dtype=np.int64)
+    return np.concatenate([full, remainders[remainders > 0] + special])
 
 
 def _fill(

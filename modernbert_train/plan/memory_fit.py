@@ -160,9 +160,9 @@ def even_rows(phase: PhaseConfig, ranks: int, row_limit: int) -> int:
     """
     own = own_rows(phase, ranks)
     row_limit = min(row_limit, own)
-    for whole in (math.gcd(*(-(-rows // ranks) for rows in phase.batch_sizes)), own):
+    for rank_rows in (math.gcd(*(-(-rows // ranks) for rows in phase.batch_sizes)), own):
         for rows in range(row_limit, row_limit // 2, -1):
-            if whole % rows == 0:
+            if rank_rows % rows == 0:
                 return rows
     return -(-own // -(-own // row_limit))
 

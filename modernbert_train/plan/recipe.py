@@ -291,15 +291,15 @@ def learning_rate(request: RunRequest) -> float:
     """
     batches = batches_for(request)
     ratio = min(1.0, batches.rows * batches.row_tokens / batches.ruled_tokens)
-    whole = request.size.learning_rate
-    return float(f"{whole * math.sqrt(ratio):.2g}") if ratio < 0.9 else whole
+    published = request.size.learning_rate
+    return float(f"{published * math.sqrt(ratio):.2g}") if ratio < 0.9 else published
 
 
 def phase_tokens(request: RunRequest) -> dict[str, int]:
     """Return the tokens of each phase, in the proportions of the published run."""
     phases = request.size.phases
-    whole = sum(phase.tokens for phase in phases.values())
-    return {name: _whole(request.tokens * phase.tokens / whole) for name, phase in phases.items()}
+    total = sum(phase.tokens for phase in phases.values())
+    return {name: _whole(request.tokens * phase.tokens / total) for name, phase in phases.items()}
 
 
 def run_yaml(request: RunRequest) -> str:
@@ -421,11 +421,11 @@ def _why_init(size: Size) -> str:
 
 
 def _why_rate(request: RunRequest) -> str:
-    size, whole = request.size, request.size.learning_rate
+    size, published = request.size, request.size.learning_rate
     source = f"the race, {size.raced:g} times that of {size.source}" if size.raced else size.source
-    if learning_rate(request) == whole:
+    if learning_rate(request) == published:
         return source
-    return f"{rate(whole)} of {source}, times the root of the share of the batch (arXiv 2205.10287)"
+    return f"{rate(published)} of {source}, times the root of the share of the batch (arXiv 2205.10287)"
 
 
 def _why_tokens(request: RunRequest) -> str:

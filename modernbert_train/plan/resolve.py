@@ -450,10 +450,10 @@ def _newest_state(run: Path, checkpoints: Path) -> tuple[Path, RunConfig, SavedS
         return None
     with suppress(OSError, ValueError, RunError):
         manifest = read_manifest(newest)
-        whole = all((newest / name).stat().st_size == file.bytes for name, file in manifest.files.items())
+        is_whole = all((newest / name).stat().st_size == file.bytes for name, file in manifest.files.items())
         then = load_run([newest / CONFIG_YAML])
         state = read_state(newest / STATE, then, manifest.step)
-        return (newest, then, state) if whole else None
+        return (newest, then, state) if is_whole else None
     return None
 
 

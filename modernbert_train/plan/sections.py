@@ -201,13 +201,20 @@ def _flops(plan: Plan) -> Section:
     ]
     for phase in plan.phases:
         flops, spans = phase.flops, phase.text.spans
-        parts = (flops.layers, flops.global_attention, flops.local_attention, flops.head, flops.forward, flops.training)
+        columns = (
+            flops.layers,
+            flops.global_attention,
+            flops.local_attention,
+            flops.head,
+            flops.forward,
+            flops.training,
+        )
         rows.append(
             (
                 phase.name,
                 f"{spans.whole:,.0f}",
                 f"{spans.local:,.0f}" if spans.local else "-",
-                *(f"{part / 1e9:.4f}" for part in parts),
+                *(f"{part / 1e9:.4f}" for part in columns),
                 f"{phase.tokens * flops.training:.3g}",
             )
         )

@@ -312,8 +312,8 @@ def step_time(
     gpu, model = GPUS[gpu_name], census(work.model, work.objective)
     parameters = count_parameters(work.model, work.objective)
     own_rows = -(-rows // ranks)
-    whole, rest = divmod(own_rows, microbatch_rows)
-    sizes = [microbatch_rows] * whole + [rest] * (rest > 0)
+    num_full, remainder = divmod(own_rows, microbatch_rows)
+    sizes = [microbatch_rows] * num_full + [remainder] * (remainder > 0)
     shards = sharing_ranks(strategy, ranks, shard_ranks, gpu)
     update = optimizer_bytes(work.optim) * parameters.total / shards / (MEMORY_SHARE * gpu.memory_rate)
     # Muon's matrices are divided among the ranks that share the weights

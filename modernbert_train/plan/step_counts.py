@@ -104,12 +104,14 @@ def validations(settings: EvalConfig, clock: Clock, ranges: Sequence[StepRange],
         return crossings_or_ends(ranges, settings.interval_tokens)
     count, begin = 0, 0
     for now in clock.phases:
-        parts, tokens = validations_in(now.phase, settings, held_out_tokens), now.phase.tokens
+        num_validations, tokens = validations_in(now.phase, settings, held_out_tokens), now.phase.tokens
         for part in (each for each in ranges if each.phase == now.index):
-            if parts * part.step_tokens >= tokens:
+            if num_validations * part.step_tokens >= tokens:
                 count += part.steps
             else:
-                count += parts * (part.end - begin) // tokens - parts * (part.start - begin) // tokens
+                count += (
+                    num_validations * (part.end - begin) // tokens - num_validations * (part.start - begin) // tokens
+                )
         begin += tokens
     return count
 

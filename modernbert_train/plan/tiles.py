@@ -57,16 +57,16 @@ def mean_tiles(
     return Tiles(keys * spans.whole, keys * spans.local, blocks, math.ceil(longest / TILE))
 
 
-def mixed(parts: Mapping[str, Tiles], shares: Mapping[str, float]) -> Tiles:
+def mixed(tiles_of: Mapping[str, Tiles], shares: Mapping[str, float]) -> Tiles:
     """Average the tiles of a mixture; one long sequence sets the grid for all.
 
     Args:
-        parts: tiles of each stream.
+        tiles_of: tiles of each stream.
         shares: each stream's share of the tokens.
     """
     return Tiles(
-        sum(shares[name] * each.whole for name, each in parts.items()),
-        sum(shares[name] * each.local for name, each in parts.items()),
-        sum(shares[name] * each.blocks for name, each in parts.items()),
-        max(each.longest for each in parts.values()),
+        sum(shares[name] * each.whole for name, each in tiles_of.items()),
+        sum(shares[name] * each.local for name, each in tiles_of.items()),
+        sum(shares[name] * each.blocks for name, each in tiles_of.items()),
+        max(each.longest for each in tiles_of.values()),
     )

@@ -139,12 +139,16 @@ def _kernels(plan: Plan, compute: Compute) -> str:
         order = phase.objective.order
         bias = plan.config.model.score_bias
         kernel = choose_kernel(global_name, compute.device, dtype, global_key, order, bias)
-        whole = local = with_backend(kernel, compute.device, dtype)
+        global_kernel = local_kernel = with_backend(kernel, compute.device, dtype)
         if not all_global:
             heads = plan.config.model.local_heads
             kernel = choose_kernel(compute_config.attention, compute.device, dtype, order=order, local_heads=heads)
-            local = with_backend(kernel, compute.device, dtype)
-        kernels.append(whole if whole == local else f"{whole} in global layers, {local} in local ones")
+            local_kernel = with_backend(kernel, compute.device, dtype)
+        kernels.append(
+            global_kernel
+            if global_kernel == local_kernel
+            else f"{global_kernel} in global layers, {local_kernel} in local ones"
+        )
     names = "; then ".join(dict.fromkeys(kernels))
     extras = [
         *(["compiled"] * bool(compute_config.compile)),

@@ -188,11 +188,11 @@ class Tail:
             new = file.read(_CHUNK)
         self._offset += len(new)
         self._before = (self._before + new)[-_REMEMBERED:]
-        *lines, rest = new.split(b"\n")
+        *lines, unfinished = new.split(b"\n")
         if lines:
             lines[0], self._rest = self._rest + lines[0], b""
         if len(self._rest) < _MAX_LINE:  # a longer line is damaged, so its beginning is enough
-            self._rest += rest
+            self._rest += unfinished
         return [line.decode("utf-8", "replace") for line in lines], restarted, len(new) == _CHUNK
 
     def unfinished(self) -> str:
@@ -298,11 +298,11 @@ def _add_line(history: History, line: str) -> None:
         terms = {key: _number(record, key) for key in record if key.startswith(_TERM) and len(key) < _LETTERS}
         history.steps.append(StepRecord(step, shorten(phase, _PHASE_LETTERS), tokens, **number_of), terms)
     elif kind == "validation":
-        rest = {key: _number(record, key) for key in ValidationRecord._fields[3:-1]}
+        others = {key: _number(record, key) for key in ValidationRecord._fields[3:-1]}
         history.validations = [v for v in history.validations if (v.step, v.phase) != (step, phase)]
         more = {key: _number(record, key) for key in record if "/" in key and len(key) < _LETTERS}
         more = dict(list(more.items())[:_MAX_FIGURES])
-        history.validations.append(ValidationRecord(step, phase, tokens, **rest, figures=more))
+        history.validations.append(ValidationRecord(step, phase, tokens, **others, figures=more))
     elif kind == "evaluation":
         name, figures = shorten(str(record.get("name", "")), _LETTERS), record.get("figures")
         figures = figures if isinstance(figures, dict) else {}

@@ -87,12 +87,12 @@ def _shares(folder: FolderStatistics, name: str) -> list[list[Any]]:
 
 
 def _kept(counts: SourceCounts) -> tuple[list[float], str]:
-    parts = {
+    number_of = {
         "kept": counts.documents,
         "duplicates": counts.duplicates,
         "near duplicates": counts.near_duplicates,
         "left out otherwise": counts.left_out,
     }
-    total = sum(parts.values()) or 1
-    words = ", ".join(f"{name} {percent(1)(number / total)}" for name, number in parts.items() if number)
-    return [round(number / total, 5) for number in parts.values()], f"{whole(counts.read)} read: {words}"
+    total = sum(number_of.values()) or 1
+    words = ", ".join(f"{name} {percent(1)(number / total)}" for name, number in number_of.items() if number)
+    return [round(number / total, 5) for number in number_of.values()], f"{whole(counts.read)} read: {words}"

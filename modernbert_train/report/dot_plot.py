@@ -44,21 +44,21 @@ def draw_dot_plot(columns: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[s
     def x(percent: float) -> float:
         return round(_LEFT + (percent - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT), 1)
 
-    parts, top = [], 16.0
+    marks, top = [], 16.0
     for model, row in enumerate(rows):
-        parts.append(_mark(_LEFT, top, model, row) + _text(_LEFT + 12, top, shorten(str(row["model"]), 2 * _LETTERS)))
+        marks.append(_mark(_LEFT, top, model, row) + _text(_LEFT + 12, top, shorten(str(row["model"]), 2 * _LETTERS)))
         top += 18
     begun = top = top + 8
     for column, each in zip(columns, dots, strict=True):
         height = max(1, len(each)) * _STEP + _GAP
         name = shorten(f"{column['task']}, {column['metric']}", _LETTERS)
-        parts.append(_text(_LEFT - 12, top + height / 2, name, "end"))
-        parts.append(_line(_LEFT, top + height, _WIDTH - _RIGHT, top + height, "#dfe3e9"))
+        marks.append(_text(_LEFT - 12, top + height / 2, name, "end"))
+        marks.append(_line(_LEFT, top + height, _WIDTH - _RIGHT, top + height, "#dfe3e9"))
         for index, dot in enumerate(each):
             y = top + _GAP / 2 + (index + 0.5) * _STEP
             ends_at = x(dot.percent - dot.deviation), x(dot.percent + dot.deviation)
-            parts.append(_line(ends_at[0], y, ends_at[1], y, _COLOURS[dot.model % len(_COLOURS)]))
-            parts.append(_mark(x(dot.percent), y, dot.model, rows[dot.model]))
+            marks.append(_line(ends_at[0], y, ends_at[1], y, _COLOURS[dot.model % len(_COLOURS)]))
+            marks.append(_mark(x(dot.percent), y, dot.model, rows[dot.model]))
         top += height
     ticks = [low + number * tick for number in range(round((high - low) / tick) + 1)]
     grid = "".join(_line(x(each), begun, x(each), top, "#e6e9ee") for each in ticks)
@@ -70,7 +70,7 @@ def draw_dot_plot(columns: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[s
     font = 'font-family="system-ui, -apple-system, Segoe UI, Roboto, Arial, sans-serif" font-size="12" fill="#1c2330"'
     card = '<rect width="100%" height="100%" fill="#ffffff"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img" aria-label="{escape(title)}">'
-    return f"{head}{card}{grid}{''.join(parts)}{below}</svg>\n"
+    return f"{head}{card}{grid}{''.join(marks)}{below}</svg>\n"
 
 
 def _mark(x: float, y: float, model: int, row: Mapping[str, Any]) -> str:

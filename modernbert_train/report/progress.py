@@ -95,7 +95,7 @@ class Progress:
             (f"{speed:,.0f} tok/s", f"{tokens_text(speed).replace(' ', '')}/s"),
             (f"{duration(left)} left", duration(left).replace(" ", "")),
         ]
-        rest = [
+        optional = [
             f"ends {ending(left, datetime.now())}",
             entry["phase"],
             f"step {entry['step']:,}",
@@ -108,7 +108,7 @@ class Progress:
             f"wait {percent(1)(self._mean('data_wait_share'))}",
             f"{entry['peak_memory_bytes'] / 1e9:.3g} GB",
         ]
-        return fitted(first, rest, width)
+        return fitted(first, optional, width)
 
     def _mean(self, key: str) -> float:
         """Return the mean, weighted by time, of a rate or a share of the time over the recent steps."""
@@ -116,20 +116,20 @@ class Progress:
         return float(sum(entry[key] * entry["seconds"] for entry in self._recent)) / seconds
 
 
-def fitted(first: Sequence[tuple[str, str]], rest: Sequence[str], width: int | None) -> str:
+def fitted(first: Sequence[tuple[str, str]], optional: Sequence[str], width: int | None) -> str:
     """Return as much of a line as fits.
 
     Args:
         first: items that must be visible, each in words and, for a narrow terminal, in short form.
-        rest: optional items; the last ones are dropped first.
+        optional: the last ones are dropped first.
         width: in characters; None is unlimited.
     """
     line = "  ".join(words for words, _ in first)
     if width is None:
-        return "  ".join([line, *rest])
+        return "  ".join([line, *optional])
     if len(line) > width:
         return " ".join(brief for _, brief in first)[: max(0, width)]
-    for words in rest:
+    for words in optional:
         if len(line) + len(words) + 2 > width:
             break
         line += f"  {words}"

@@ -168,9 +168,9 @@ def parse_known(text: str) -> list[Known]:
     """Parse 'choice.steps.revision' of each run, separated by commas; anything else is an unknown run."""
     counts = []
     for word in text.split(","):
-        parts = word.split(".")
-        right = len(parts) == len(Known._fields) and all(part.isdecimal() and len(part) < 16 for part in parts)
-        counts.append(Known(*map(int, parts)) if right else Known())
+        numbers = word.split(".")
+        right = len(numbers) == len(Known._fields) and all(part.isdecimal() and len(part) < 16 for part in numbers)
+        counts.append(Known(*map(int, numbers)) if right else Known())
     return counts
 
 

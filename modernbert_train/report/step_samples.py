@@ -110,8 +110,8 @@ class Steps(Sequence[StepRecord]):
     def __getitem__(self, at: int | slice) -> StepRecord | list[StepRecord]:
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(len(self)))]
-        step, *rest = (column[at] for column in self._columns.values())
-        return StepRecord(int(step), next(itertools.islice(self._names, self._phases[at], None)), *rest)
+        step, *others = (column[at] for column in self._columns.values())
+        return StepRecord(int(step), next(itertools.islice(self._names, self._phases[at], None)), *others)
 
 
 def thin(steps: Steps, points: int) -> NDArray[np.int64]:

@@ -70,18 +70,18 @@ def finetune(task_name: str, model: str, overrides: Sequence[str]) -> Path:
     Raises:
         RunError: anything that the user has to fix; StoppedEarly when a signal ended the run after a checkpoint.
     """
-    task, rest = read_task(task_name, overrides)
-    named, request = named_model(model), asked(task, model, rest)
+    task, run_overrides = read_task(task_name, overrides)
+    named, request = named_model(model), asked(task, model, run_overrides)
     source = open_model(named.source)
     weights = source.checkpoint.weights_hash if source.checkpoint is not None and speaks_for_all() else ""
     task = as_trained(task, named, source.model.hidden_size)
     max_tokens = min(task.max_tokens, source.max_tokens, source.model.max_positions or source.max_tokens)
-    rest = as_run(task_name, model, rest)
-    folder = Path(check_run(rest, [model]).folder)
+    run_overrides = as_run(task_name, model, run_overrides)
+    folder = Path(check_run(run_overrides, [model]).folder)
     with held_for_all(folder):
         with source.tokenizer_folder() as tokenizer:
             prepared = prepare(task, tokenizer, max_tokens, folder / SHARDS)
-        config = _run(task, named, source, prepared, folder, rest)
+        config = _run(task, named, source, prepared, folder, run_overrides)
         _say_before(config, task, prepared, overrides)
         train_recipe(config)
         if speaks_for_all():

@@ -72,9 +72,9 @@ class BareLoop:
             if mark is not None and part is not None:
                 mark(part)
 
-        parts = gradients(self.model, batch, self.compute, self.config.seed, self._steps, passed)
+        microbatches = gradients(self.model, batch, self.compute, self.config.seed, self._steps, passed)
         terms = batch.plan.objective.terms
-        sums = {term: torch.stack([part.sums[term] for part in parts]).sum() for term in terms}
+        sums = {term: torch.stack([part.sums[term] for part in microbatches]).sum() for term in terms}
         return weighted(sums, terms, counts_per_rank(count_terms(batch.microbatches, terms), self.compute.device))
 
     def step(self, batch: StepBatch, mark: Callable[[str], None] | None = None) -> Tensor:

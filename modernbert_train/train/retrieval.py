@@ -268,7 +268,7 @@ def _run(recipe: Recipe, source: Source, card: DatasetCard, max_tokens: int) -> 
     batch_tokens = config.batch_size * mean
     # rows of several examples: with fewer, packing leaves more of each row empty, and a batch has too few pairs
     several = min(8 * mean, batch_tokens / (8 if config.batch_size >= 64 else 2))
-    parts = {} if config.mini_batch is None else {"microbatch_tokens": config.mini_batch * mean / texts}
+    microbatch = {} if config.mini_batch is None else {"microbatch_tokens": config.mini_batch * mean / texts}
     assert card.longest is not None
     only = phase(
         tokens=math.ceil(config.epochs * all_tokens),
@@ -276,7 +276,7 @@ def _run(recipe: Recipe, source: Source, card: DatasetCard, max_tokens: int) -> 
         longest=max(card.longest, math.ceil(several)),
         positions=None,  # each text is one sequence
         warmup=config.warmup,
-        **parts,
+        **microbatch,
     )
     objective: dict[str, Any] = {"name": "contrastive", "max_tokens": max_tokens}
     if config.query_max_tokens is not None and config.query_max_tokens < max_tokens:

@@ -134,9 +134,9 @@ def _parts(hub: Classifiers, name: str, model: Any, matrix_B: Tensor) -> Iterato
 
 def _within_layer(name: str) -> str:
     """Return the part of a module's name after its layer number, by which peft finds it in all layers."""
-    parts = name.split(".")
-    numbers = [place for place, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[numbers[-1] + 1 :] if numbers else parts)
+    words = name.split(".")
+    numbers = [place for place, part in enumerate(words) if part.isdigit()]
+    return ".".join(words[numbers[-1] + 1 :] if numbers else words)
 
 
 def _describe(

@@ -131,15 +131,15 @@ def load_weights(folder: Path, model: ModelConfig | None = None) -> dict[str, Te
     config, objective = model or described.model, described.objective
     shapes = None if objective is None else shapes_of(config, objective)
     stored: dict[str, Tensor] = {}
-    parts = [(name, "") for name in _weight_files(folder)]
+    files = [(name, "") for name in _weight_files(folder)]
     if (
         described.objective is not None
         and described.objective.compares
         and described.objective.projected_width is not None
     ):
         require_own_files(folder / DENSE)
-        parts.append((f"{DENSE}/{WEIGHTS}", f"{DENSE}/"))
-    for name, begin in parts:
+        files.append((f"{DENSE}/{WEIGHTS}", f"{DENSE}/"))
+    for name, begin in files:
         remedy = "Restore it from a copy or export it again."
         with os_errors_as(DataError, f"{folder / name}: cannot be read", remedy, ValueError):
             stored |= {begin + each: tensor for each, tensor in read_tensors(folder / name).items()}

@@ -306,14 +306,14 @@ def _objective(objective: ObjectiveConfig) -> str:
 
 def _phase_row(name: str, phase: PhaseConfig, trained: RunConfig) -> list[str]:
     schedule, warmup = phase.schedule, phase.batch_warmup
-    parts = [f"warmup {schedule.warmup_tokens:,} tokens"] if schedule.warmup_tokens else []
-    parts.append(schedule.plateau if schedule.decay_tokens < phase.tokens else "no plateau")
+    schedule_words = [f"warmup {schedule.warmup_tokens:,} tokens"] if schedule.warmup_tokens else []
+    schedule_words.append(schedule.plateau if schedule.decay_tokens < phase.tokens else "no plateau")
     if schedule.decay_tokens:
-        parts.append(f"{schedule.decay} to {schedule.final_lr_ratio:g} over {schedule.decay_tokens:,} tokens")
+        schedule_words.append(f"{schedule.decay} to {schedule.final_lr_ratio:g} over {schedule.decay_tokens:,} tokens")
     size = f"{phase.batch_rows:,}" if warmup is None else f"{warmup.start_rows:,} to {phase.batch_rows:,}"
     now = trained.in_phase[name]
     cells = [name, f"{phase.tokens:,}", f"{phase.row_tokens:,}", size, f"{now.objective.predicted_share:.0%}"]
-    cells += [f"{now.optim.lr * phase.lr_ratio:.2e}", ", ".join(parts)]
+    cells += [f"{now.optim.lr * phase.lr_ratio:.2e}", ", ".join(schedule_words)]
     return [*cells, *now.model.phased_details.values()]
 
 

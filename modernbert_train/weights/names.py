@@ -139,12 +139,12 @@ def weights_hash(name: str, *, whole: bool = False) -> str | None:
         if folder is not None and (folder / MANIFEST).is_file():
             manifest = read_manifest(folder)
             names = [*sorted(manifest.weights), *((CONFIG_YAML, STATE) if whole else ())]
-            parts = {each: manifest.files[each].xxh3_128 for each in names}
+            hashes = {each: manifest.files[each].xxh3_128 for each in names}
         else:
             files = {looked_up.path} if folder is None else _files_of(folder)
             files |= {*looked_up.path.parent.glob("tokenizer*.json")} if folder is None and whole else set()
-            parts = {os.path.relpath(file, folder or file): FileHash.of(file).xxh3_128 for file in sorted(files)}
-        return FileHash.of_text(json.dumps(parts)).xxh3_128 if parts else None
+            hashes = {os.path.relpath(file, folder or file): FileHash.of(file).xxh3_128 for file in sorted(files)}
+        return FileHash.of_text(json.dumps(hashes)).xxh3_128 if hashes else None
     return None
 
 

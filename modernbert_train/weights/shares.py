@@ -57,11 +57,11 @@ def share_of(tensor: Tensor, turn: int, rank: int, writers: Sequence[int], num_r
     if rank not in able:
         return None
     size = tensor.element_size() * held * math.prod(tensor.shape[1:])
-    parts = max(1, min(len(able), held, -(-size // _MIN_BYTES)))
+    num_shares = max(1, min(len(able), held, -(-size // _MIN_BYTES)))
     part = (able.index(rank) - turn) % len(able)
-    each = -(-held // parts)
+    each = -(-held // num_shares)
     before = each * part
-    return Rows(first + before, min(each, held - before), before) if before < held and part < parts else None
+    return Rows(first + before, min(each, held - before), before) if before < held and part < num_shares else None
 
 
 def weights_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

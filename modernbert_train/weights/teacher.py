@@ -89,8 +89,8 @@ class FoundTeacher:
         objective = self.objective
         # the run's attention kernel may not support the teacher's architecture
         compute = replace(settings, attention="auto", global_attention=None, activation_checkpointing=False)
-        whole = build_model(self.source.model, MaskedLmConfig(), compute)
-        model: OnEncoder = whole if objective.kl_weight else OnEncoder(whole.model)
+        built = build_model(self.source.model, MaskedLmConfig(), compute)
+        model: OnEncoder = built if objective.kl_weight else OnEncoder(built.model)
         weights = _used(self.source.weights(), objective)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -162,8 +162,8 @@ def find_teacher(
         source.require_predictions(key, "Set objective.kl_weight=0, or name a model with a masked-LM head.")
         if teacher.vocab_size != model.vocab_size:
             raise ConfigError(
-                f"{key}: predicts {teacher.vocab_size} tokens, and model.vocab_size={model.vocab_size}. Make them equal, "
-                "or set objective.kl_weight=0."
+                f"{key}: predicts {teacher.vocab_size} tokens, and model.vocab_size={model.vocab_size}. Make them "
+                "equal, or set objective.kl_weight=0."
             )
     return FoundTeacher(source, _hash(_used(source.weights(), objective)), objective)
 

@@ -137,10 +137,10 @@ class _Spelling:
         self.tokenizer = open_tokenizer(folder)
         described: dict[str, Any] = json.loads(self.tokenizer.to_str())
         self.unknown: str | None = described["model"].get("unk_token")
-        parts = json.dumps([described.get("pre_tokenizer"), described.get("decoder")])
+        described_as = json.dumps([described.get("pre_tokenizer"), described.get("decoder")])
         if described["model"]["type"] == "WordPiece":
             self.kind = _WORD_PIECE
-        elif '"ByteLevel"' in parts:
+        elif '"ByteLevel"' in described_as:
             self.kind = _BYTE_LEVEL
         else:
             self.kind = _SENTENCE_PIECE if any(token.startswith(_SPACE) for token in self.ids) else _WORDS

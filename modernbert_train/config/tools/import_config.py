@@ -242,8 +242,8 @@ class _Keys:
 
 
 def _parents(key: str) -> list[str]:
-    parts = key.split(".")
-    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    words = key.split(".")
+    return [".".join(words[:length]) for length in range(len(words), 0, -1)]
 
 
 def _put(tree: dict[str, Any], path: str, value: Any) -> None:

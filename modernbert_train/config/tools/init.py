@@ -22,10 +22,10 @@ def starting_point(path: Path) -> str:
         return text
     head, _ = _divided(text)
     tree = read_yaml(path, {}, [])
-    whole = "\n".join([*head, *_lines(_merged(path, set())), ""])
+    merged = "\n".join([*head, *_lines(_merged(path, set())), ""])
     with suppress(yaml.YAMLError):
-        if yaml.safe_load(whole) == tree:
-            return whole
+        if yaml.safe_load(merged) == tree:
+            return merged
     return "\n".join([*head, "", yaml.safe_dump(tree, sort_keys=False)])
 
 
@@ -71,8 +71,8 @@ def _opened(block: _Block) -> bool:
     value = yaml.safe_load(block.line.strip())
     (braces,) = value.values()
     if isinstance(braces, dict) and not block.lines:
-        start, _, rest = block.line.partition("{")
-        block.line = start.rstrip() + rest.rpartition("}")[2]
+        start, _, after = block.line.partition("{")
+        block.line = start.rstrip() + after.rpartition("}")[2]
         indent = " " * (len(start) - len(start.lstrip()) + 2)
         for key, each in braces.items():
             text = yaml.safe_dump(each, default_flow_style=True, width=1000).removesuffix("...\n").strip()

@@ -86,8 +86,8 @@ class _Record:
         self._parts += 1
         text = bytes(self._letters[:letters])
         del self._letters[:letters]
-        whole = len(text) == self._total
-        id = self._id if whole else f"{self._id}, part {self._parts}"
+        is_whole = len(text) == self._total
+        id = self._id if is_whole else f"{self._id}, part {self._parts}"
         decoded = decode(id, text)
         return decoded if isinstance(decoded, LeftOut) else Row(id, {"text": decoded.text}, decoded.altered)
 

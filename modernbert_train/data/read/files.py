@@ -143,8 +143,8 @@ def name_end(file: Path) -> str:
 
 def _shown(endings: Mapping[str, int]) -> str:
     commonest = Counter(endings).most_common(_ENDS)
-    rest = sum(endings.values()) - sum(number for _, number in commonest)
-    return ", ".join([f"{number:,} {end}" for end, number in commonest] + [f"{rest:,} others"] * bool(rest))
+    num_others = sum(endings.values()) - sum(number for _, number in commonest)
+    return ", ".join([f"{number:,} {end}" for end, number in commonest] + [f"{num_others:,} others"] * bool(num_others))
 
 
 def _pattern_problem(pattern: str) -> str | None:
@@ -168,27 +168,27 @@ def _matching(folder: Path, parts: tuple[str, ...], root: Path) -> Iterator[Path
     Raises:
         DataError: a folder on the way cannot be read. Path.glob would skip it.
     """
-    part, rest = parts[0], parts[1:]
-    if part == "..":
-        yield from _matching(folder / part, rest, root) if rest else ()
+    first, deeper = parts[0], parts[1:]
+    if first == "..":
+        yield from _matching(folder / first, deeper, root) if deeper else ()
         return
-    if part == "**":
-        yield from _matching(folder, rest or ("*",), root)
+    if first == "**":
+        yield from _matching(folder, deeper or ("*",), root)
     remedy = "Make the folder readable, or leave it out of the glob."
     with os_errors_as(DataError, f"{folder}: cannot be read", remedy):
         entries = list(os.scandir(folder))
     for entry in entries:
-        if entry.name.startswith(".") and not part.startswith("."):
+        if entry.name.startswith(".") and not first.startswith("."):
             continue
-        if part == "**":
+        if first == "**":
             if entry.is_dir(follow_symlinks=False):
                 yield from _matching(Path(entry.path), parts, root)
-        elif fnmatchcase(entry.name, part):
+        elif fnmatchcase(entry.name, first):
             if not os.path.isdir(entry):
-                if not rest and special_kind(Path(entry.path), entry.is_symlink(), root) is None:
+                if not deeper and special_kind(Path(entry.path), entry.is_symlink(), root) is None:
                     yield Path(entry.path)
-            elif rest:
-                yield from _matching(Path(entry.path), rest, root)
+            elif deeper:
+                yield from _matching(Path(entry.path), deeper, root)
 
 
 def file_state(path: Path) -> tuple[int, int]:

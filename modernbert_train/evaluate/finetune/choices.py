@@ -126,8 +126,8 @@ def _number(example: Example, task: TaskConfig) -> int:
 def _texts(example: Example, task: TaskConfig) -> list[str]:
     """Return the first text, and for each choice the text after [SEP]: the second text, if any, then the choice."""
     number = len(task.text_columns)
-    first, *rest = example.texts[:number]
-    return [first, *(" ".join(filter(str.strip, (*rest, choice))) for choice in example.texts[number:])]
+    first, *others = example.texts[:number]
+    return [first, *(" ".join(filter(str.strip, (*others, choice))) for choice in example.texts[number:])]
 
 
 def _right(example: Example, task: TaskConfig, names: Sequence[str]) -> Any:

@@ -36,16 +36,16 @@ class _OfTexts(Kind):
     ) -> Iterator[Encoded]:
         """See `Kind`: a text, or several with [SEP] between."""
         ids_of_texts = reader.ids(split.examples, [example.texts for example in split.examples])
-        for parts, example, value in zip(ids_of_texts, split.examples, values, strict=True):
+        for text_ids, example, value in zip(ids_of_texts, split.examples, values, strict=True):
             entry = {"label": self.in_words(value, labels.all_names(split.key))} if split.labelled else {}
-            if not any(parts) or not any(text.strip() for text in example.texts):
+            if not any(text_ids) or not any(text.strip() for text in example.texts):
                 yield Encoded((), entry)
                 continue
             between = reader.vocabulary.between
-            added = len(between) * (len(parts) - 1)
-            kept = cut(parts, reader.text_tokens - added)
+            added = len(between) * (len(text_ids) - 1)
+            kept = cut(text_ids, reader.text_tokens - added)
             ids = [token for number, part in enumerate(kept) for token in (*between * (number > 0), *part)]
-            counts.truncated += len(ids) < sum(map(len, parts)) + added
+            counts.truncated += len(ids) < sum(map(len, text_ids)) + added
             counts.unseen += self.is_unseen(value, len(labels.names))
             yield Encoded([(ids, value)], entry)
 

@@ -124,8 +124,8 @@ def number_classes(kind: ByClass, task: TaskConfig, splits: Mapping[str, Split])
 
 def in_order(names: Sequence[str]) -> tuple[str, ...]:
     """Return whole numbers in numeric order, names in alphabetical order."""
-    whole = all(each.lstrip("-").isdecimal() for each in names)
-    return tuple(sorted(names, key=int) if whole else sorted(names))
+    are_numbers = all(each.lstrip("-").isdecimal() for each in names)
+    return tuple(sorted(names, key=int) if are_numbers else sorted(names))
 
 
 def named_classes(example: Example, values: Sequence[Any], task: TaskConfig, names: Sequence[str]) -> tuple[str, ...]:

@@ -28,8 +28,8 @@ def read_result(file: Path) -> dict[str, Any] | None:
         result = read_json(file)
     kinds: dict[str, type | tuple[type, ...]] = {"task": str, "source": str, "seed": (int, type(None))}
     kinds |= {"figures": dict, "settings": dict}
-    whole = isinstance(result, dict) and all(isinstance(result.get(key), kind) for key, kind in kinds.items())
-    return result if whole else None
+    is_valid = isinstance(result, dict) and all(isinstance(result.get(key), kind) for key, kind in kinds.items())
+    return result if is_valid else None
 
 
 def hashed(files: Mapping[str, Path]) -> dict[str, dict[str, str]]:

@@ -93,8 +93,8 @@ def check_before(name: str, model: str, overrides: Sequence[str]) -> Path:
         ConfigError: see `read_task` and `check_run`.
         DataError: a file is missing, lacks a column or has a broken first line.
     """
-    task, rest = read_task(name, overrides)
-    config = check_run(as_run(name, model, rest), [model])
+    task, run_overrides = read_task(name, overrides)
+    config = check_run(as_run(name, model, run_overrides), [model])
     for split, path in files_of(task).items():
         first_row(split, path, task)
     return Path(config.folder)

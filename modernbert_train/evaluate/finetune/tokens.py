@@ -64,13 +64,13 @@ class Reader:
                 yield ids_of_texts
 
 
-def cut(parts: list[list[int]], max_tokens: int) -> list[list[int]]:
+def cut(text_ids: list[list[int]], max_tokens: int) -> list[list[int]]:
     """Cut the texts to at most this many tokens: the longer of two loses its end until both are equal, then both."""
-    if sum(map(len, parts)) <= max_tokens:
-        return parts
-    if len(parts) == 1:
-        return [parts[0][:max_tokens]]
-    first, second = map(len, parts)
+    if sum(map(len, text_ids)) <= max_tokens:
+        return text_ids
+    if len(text_ids) == 1:
+        return [text_ids[0][:max_tokens]]
+    first, second = map(len, text_ids)
     shorter = min(first, second, max_tokens // 2)
     keep = (shorter, max_tokens - shorter) if first <= second else (max_tokens - shorter, shorter)
-    return [ids[:length] for ids, length in zip(parts, keep, strict=True)]
+    return [ids[:length] for ids, length in zip(text_ids, keep, strict=True)]

@@ -215,7 +215,7 @@ class _Kept:
         return self._vectors_ND[[self._rows[text] for text in texts]]
 
     def __call__(self, texts: Sequence[str], batch_size: int, **_: Any) -> NDArray[np.float32]:
-        counting, parts = Counting(f"{self._folder.name}:", len(texts)), []
+        counting, blocks = Counting(f"{self._folder.name}:", len(texts)), []
         for first in range(0, len(texts), _AT_ONCE):
             part = list(texts[first : first + _AT_ONCE])
 
@@ -226,10 +226,10 @@ class _Kept:
                 counting.add(len(part))
                 return part_ND
 
-            parts.append(np.asarray(kept_vectors(self._folder, [self._about, part], make)))
+            blocks.append(np.asarray(kept_vectors(self._folder, [self._about, part], make)))
             counting.skip(first + len(part))
         self._rows = {text: row for row, text in enumerate(texts)}
-        self._vectors_ND = np.concatenate(parts)
+        self._vectors_ND = np.concatenate(blocks)
         return self._vectors_ND
 
 

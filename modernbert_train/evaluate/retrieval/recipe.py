@@ -67,14 +67,14 @@ def open_recipe(file: str, model: str, overrides: Sequence[str]) -> Recipe:
         ConfigError: a key is wrong, or the folder holds an earlier version's run.
         DataError: data or model is missing or damaged.
     """
-    config, rest = read_recipe(file, overrides)
+    config, run_overrides = read_recipe(file, overrides)
     name = config.name or run_name(file, model, config.seed)
-    folder = Path(check_run([f"name={name}", f"runs_folder={config.runs_folder}", *rest], [model]).folder)
+    folder = Path(check_run([f"name={name}", f"runs_folder={config.runs_folder}", *run_overrides], [model]).folder)
     look_up(encoder_named(model).source, config.runs_folder)
     pairs = tuple(tuple(pair_files(index, name, config)) for index, name in enumerate(config.train))
     _refuse_earlier(folder)
     sets = read_sets(config.evaluate, config) if speaks_for_all() else []
-    return Recipe(Path(file).stem, model, config, tuple(rest), pairs, sets, folder)
+    return Recipe(Path(file).stem, model, config, tuple(run_overrides), pairs, sets, folder)
 
 
 def pair_files(index: int, name: str, config: RetrievalConfig) -> Iterator[Path]:

@@ -130,17 +130,17 @@ def measure_trained(
 
 def in_words(name: str, figures: Figures, result: Path) -> str:
     """Return figures, and their mean, as a line for the terminal."""
-    parts = [
+    lines = [
         f"{split} "
         + ", ".join(f"{metric} {figures_of_split[metric]:.4f}" for metric in SHOWN if metric in figures_of_split)
         for split, figures_of_split in (figures | mean_of(figures)).items()
     ]
-    parts += [
+    lines += [
         f"{int(figures_of_split[WITHOUT_CANDIDATES]):,} judged queries of {split} lack candidates and count as 0"
         for split, figures_of_split in figures.items()
         if WITHOUT_CANDIDATES in figures_of_split
     ]
-    return "; ".join([f"{name}: {parts[0]}" if parts else name, *parts[1:], str(result)])
+    return "; ".join([f"{name}: {lines[0]}" if lines else name, *lines[1:], str(result)])
 
 
 def read_sets(sets: Mapping[str, str], config: EvaluateConfig) -> list[Set]:

@@ -131,7 +131,7 @@ class Watched:
             if unfinished is not None and unfinished.done < unfinished.total
             else Counting(f"{self._set}: {kind}", len(rows))
         )
-        parts: list[Any] = []
+        blocks: list[Any] = []
         for start in range(0, len(rows), _AT_ONCE):
             part = rows.select(range(start, min(start + _AT_ONCE, len(rows))))
             loader = DataLoader(part, batch_size=inputs.batch_size, collate_fn=inputs.collate_fn)
@@ -139,16 +139,16 @@ class Watched:
             def make(loader: Any = loader) -> Any:
                 return self.inner.encode(loader, prompt_type=prompt_type, **how)
 
-            parts.append(self._kept(loader, make) if kind == "documents" else make())
+            blocks.append(self._kept(loader, make) if kind == "documents" else make())
             counting.add(len(part))
-        vectors = [torch.as_tensor(each) for part in parts for each in (part if isinstance(part, list) else [part])]
+        vectors = [torch.as_tensor(each) for part in blocks for each in (part if isinstance(part, list) else [part])]
         numbers = [each.coalesce().values() if each.is_sparse else each for each in vectors]
         if not all(each.isfinite().all() for each in numbers):
             raise DataError(f"{self._set}: the model gives vectors that are not finite. Name another model.")
         if vectors[0].is_sparse:
             self._texts[kind] += len(rows)
             self._terms[kind] += sum(int((each != 0).sum()) for each in numbers)
-        return vectors if isinstance(parts[0], list) else torch.cat(vectors)
+        return vectors if isinstance(blocks[0], list) else torch.cat(vectors)
 
     def terms(self) -> dict[str, float]:
         """Return the mean number of terms in sparse vectors of a set; nothing for dense ones."""

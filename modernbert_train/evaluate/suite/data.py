@@ -45,8 +45,8 @@ def missing_data(plan: Plan) -> list[str]:
 
 def _missing_texts(task: TaskConfig, splits: dict[str, str]) -> list[str]:
     lines, data = list[str](), task.data
-    parts = {key: split.rpartition("/") for key, split in splits.items()}
-    subsets = {key: part[0] or task.subset or "" for key, part in parts.items()}
+    split_names = {key: split.rpartition("/") for key, split in splits.items()}
+    subsets = {key: part[0] or task.subset or "" for key, part in split_names.items()}
     if data is None or Path(data).is_dir():
         for key, split in splits.items():
             with errors_to(lines.append, DataError):
@@ -54,7 +54,7 @@ def _missing_texts(task: TaskConfig, splits: dict[str, str]) -> list[str]:
                     file_of(key, split, task)
                 else:
                     with anything_as(DataError, f"data={data}: cannot be read", "Write it again."):
-                        open_dataset(data, subsets[key] or None, parts[key][2], streaming=False)
+                        open_dataset(data, subsets[key] or None, split_names[key][2], streaming=False)
     elif not _HUB.fullmatch(data):
         lines.append(f"data={data}: no such folder. Put it there, or name another in keys.")
     else:
@@ -101,10 +101,10 @@ def _missing_set(name: str, config: EvaluateConfig, key: str) -> Iterator[str]:
         find_judgements(beir_folder(name, config.beir_folder), config.split, key)
         return
     require("retrieval", "mteb")
-    parts = [each.metadata for each in parts_of(find_task(task))]
-    parts = [each.name for each in parts if not _is_cached(each.dataset["path"])]
-    if parts and name.startswith(MTEB):
-        load = f"import mteb; [mteb.get_task(name).load_data() for name in {parts}]"
+    datasets = [each.metadata for each in parts_of(find_task(task))]
+    datasets = [each.name for each in datasets if not _is_cached(each.dataset["path"])]
+    if datasets and name.startswith(MTEB):
+        load = f"import mteb; [mteb.get_task(name).load_data() for name in {datasets}]"
         yield f'{name}: not on this machine. With a network: python -c "{load}"'
-    elif parts:
+    elif datasets:
         yield f"{name}: not in {config.beir_folder}. {fetching(name.partition('/')[0], config.beir_folder)}"

@@ -33,12 +33,12 @@ def gather(plan: Plan) -> list[str]:
     Raises:
         StorageError: an adapter is damaged, or the disk refuses it.
     """
-    parts, left_out = submissions(plan), list[str]()
+    submitted, left_out = submissions(plan), list[str]()
     for model, label in plan.labels.items():
         submission, adapters = (_own_folder(plan, model, kind) for kind in FOLDERS)
         with submission as folder:
             for name, task in plan.suite.tasks.items():
-                part = parts.get((label, f"submission of {name}"))
+                part = submitted.get((label, f"submission of {name}"))
                 result = None if part is None else plan.result(part)
                 for file in task.submit:
                     _write(folder / f"{file}.tsv", None if result is None else result["files"][file])

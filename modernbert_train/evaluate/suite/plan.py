@@ -215,9 +215,9 @@ class Plan:
         for choice in choices_of(task):
             if task.finetune is None:
                 return choices_of(task)
-            config, rest = self._read_task(self._what(task), self._words(name, choice))
+            config, run_overrides = self._read_task(self._what(task), self._words(name, choice))
             trained = asdict(as_trained(config, named_model(model), 0)) | {"frozen": None}  # applied, or ignored
-            choices.setdefault(repr((trained, rest)), choice)
+            choices.setdefault(repr((trained, run_overrides)), choice)
         return [*choices.values()]
 
     def cell(self, name: str, model: str, choice: Choice, seed: int | None) -> Cell | None:
@@ -397,11 +397,11 @@ class Plan:
         """Return all settings that determine a run's figures, without the seed."""
         task, words = self.suite.tasks[name], self._words(name, choice)
         if task.finetune is not None:
-            config, rest = self._read_task(self._what(task), words)
-            return asked(config, source, rest)
+            config, run_overrides = self._read_task(self._what(task), words)
+            return asked(config, source, run_overrides)
         if task.retrieval is not None:
-            recipe, rest = self._read_recipe(self._what(task), words)
-            return {**asdict(recipe), **({"run": rest} if rest else {}), "model": source}
+            recipe, run_overrides = self._read_recipe(self._what(task), words)
+            return {**asdict(recipe), **({"run": run_overrides} if run_overrides else {}), "model": source}
         return {**asdict(self.config_of(name, choice)), "beir": self._what(task), "model": source}
 
 

@@ -128,10 +128,10 @@ def _run(plan: Plan, out: Path, jobs: int | None, retry: bool) -> None:
 
 def lost_parts(plan: Plan) -> Failures:
     """Return the failed measurements of speed and submissions, by model and what failed."""
-    parts = {**speeds(plan), **submissions(plan)}
+    cells = {**speeds(plan), **submissions(plan)}
     return {
         ", ".join(key): plan.failures[cell.name]
-        for key, cell in parts.items()
+        for key, cell in cells.items()
         if cell.name in plan.failures and plan.result(cell) is None
     }
 

@@ -30,7 +30,7 @@ from modernbert_train.evaluate.suite.plan import Plan
 
 def submissions(plan: Plan) -> Parts:
     """Return the predictions of each model's tasks, by their best runs so far."""
-    parts = Parts()
+    cells = Parts()
     for model, label in plan.labels.items():
         for name, task in plan.suite.tasks.items():
             cell = plan.best(name, model) if task.submit else None
@@ -38,10 +38,10 @@ def submissions(plan: Plan) -> Parts:
                 asked = json.dumps({file: asdict(part) for file, part in task.submit.items()})
                 words = [f"submit={asked}", *cell.overrides]
                 run = str(plan.out / cell.name)
-                parts[label, f"submission of {name}"] = plan.part(
+                cells[label, f"submission of {name}"] = plan.part(
                     f"submission-{name}", model, cell.task, run, words, __name__
                 )
-    return parts
+    return cells
 
 
 def as_tsv(predictions: Sequence[Any], part: SubmitConfig, kind: Kind, classes: Sequence[str]) -> str:

@@ -21,12 +21,12 @@ TABLE, PICTURE = "table.json", "table.svg"
 FORMS = {"table.md": as_markdown, "table.csv": as_csv, "table.tex": as_latex}
 
 
-def make_table(plan: Plan, parts: Mapping[str, Failure], left_out: Sequence[str] = ()) -> Table:
+def make_table(plan: Plan, failures: Mapping[str, Failure], left_out: Sequence[str] = ()) -> Table:
     """Return the current table.
 
     Args:
         plan: the runs, with those that failed.
-        parts: other failures, by their name in messages.
+        failures: other failures, by their name in messages.
         left_out: notes about adapters that were not gathered.
     """
     suite = plan.suite
@@ -39,7 +39,7 @@ def make_table(plan: Plan, parts: Mapping[str, Failure], left_out: Sequence[str]
         cells = [_published(each.figures.get(column["task"])) for column in columns]
         name = f"{model} (published)"
         rows.append({"model": name, "source": each.source, "published": True, "cells": cells, "average": None})
-    speed, notes = [], [*_notes(plan, rows), *(f"{name}: {failure}" for name, failure in parts.items()), *left_out]
+    speed, notes = [], [*_notes(plan, rows), *(f"{name}: {failure}" for name, failure in failures.items()), *left_out]
     if suite.efficiency is not None:
         speed = table_of(plan)
         notes += not_measured(plan)

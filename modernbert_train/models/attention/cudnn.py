@@ -100,8 +100,10 @@ def attend(
         return varlen.attend(q_TNH, k_TNH, v_TNH, layout.local, window, bias)
     assert bias is None, "support() refuses a bias"
     assert q_TNH.shape[-1] in CUDNN_HEADS, "the check of the configuration refuses these heads"
-    whole = layout.whole
-    out_TNH, _ = _attention(q_TNH, k_TNH, v_TNH, whole.cu_seqlens_S, whole.longest, *visible.sides(window))
+    whole_layout = layout.whole
+    out_TNH, _ = _attention(
+        q_TNH, k_TNH, v_TNH, whole_layout.cu_seqlens_S, whole_layout.longest, *visible.sides(window)
+    )
     return out_TNH
 
 

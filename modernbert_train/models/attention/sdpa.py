@@ -140,9 +140,9 @@ def attend(
         return _attend_local(q_TNH, k_TNH, v_TNH, layout)
     bands = layout.bands if window and layout.bands is not None else [None] * len(layout.lengths)
     # split, not slices: its backward concatenates the gradients once, where each slice would zero-fill a whole buffer
-    parts = zip(*(x_TNH.unsqueeze(0).split(layout.lengths, dim=1) for x_TNH in (q_TNH, k_TNH, v_TNH)), strict=True)
+    sequences = zip(*(x_TNH.unsqueeze(0).split(layout.lengths, dim=1) for x_TNH in (q_TNH, k_TNH, v_TNH)), strict=True)
     causal = layout.visible.order == "causal"
-    out = [_sdpa(q, k, v, band, causal and band is None) for (q, k, v), band in zip(parts, bands, strict=True)]
+    out = [_sdpa(q, k, v, band, causal and band is None) for (q, k, v), band in zip(sequences, bands, strict=True)]
     return torch.cat(out, dim=1).squeeze(0)
 
 
@@ -152,8 +152,8 @@ def _attend_each(
     """Call SDPA for each sequence with its own mask and bias."""
     assert layout.masks is not None or not window, "a bias in local layers"
     causal, start, out = layout.visible.order == "causal", 0, []
-    parts = zip(*(x_TNH.split(layout.lengths) for x_TNH in (q_TNH, k_TNH, v_TNH)), strict=True)
-    for number, (q, k, v) in enumerate(parts):
+    sequences = zip(*(x_TNH.split(layout.lengths) for x_TNH in (q_TNH, k_TNH, v_TNH)), strict=True)
+    for number, (q, k, v) in enumerate(sequences):
         masked = None if layout.masks is None else layout.masks[window][number]
         mask_QK = None if masked is None else masked.visible_QK
         if bias is not None:

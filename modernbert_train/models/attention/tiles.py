@@ -188,8 +188,8 @@ def _save_rotary(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 def _rotary_backward(ctx: Any, grad_TNH: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     qkv_T3NH, out_TNH, lse_NT, qk_T2NH, first_T, end_T, cos_TE, sin_T2E = ctx.saved_tensors
-    parts = (*qk_T2NH.unbind(1), qkv_T3NH[:, 2])  # q and k rotated, as the forward kernel kept them
-    saved = (*parts, out_TNH, lse_NT, first_T, end_T, ctx.before, ctx.after, cos_TE, sin_T2E)
+    qkv_kept = (*qk_T2NH.unbind(1), qkv_T3NH[:, 2])  # q and k rotated, as the forward kernel kept them
+    saved = (*qkv_kept, out_TNH, lse_NT, first_T, end_T, ctx.before, ctx.after, cos_TE, sin_T2E)
     return (_gradients(grad_TNH.contiguous(), *saved), None, None, None, None, None, None)
 
 

@@ -24,8 +24,8 @@ def length_histogram(lengths: Mapping[str, NDArray[Any]], row_tokens: int, speci
         lengths: tokens of each document, by stream.
         row_tokens: capacity of a row.
     """
-    whole = np.concatenate(list(lengths.values())).astype(np.int64)
-    max_bits = int(whole.max()).bit_length()
+    all_lengths = np.concatenate(list(lengths.values())).astype(np.int64)
+    max_bits = int(all_lengths.max()).bit_length()
     counts = {name: np.bincount(np.frexp(each)[1], minlength=max_bits + 1) for name, each in lengths.items()}  # by bits
     total = np.sum(list(counts.values()), axis=0)
     rows = [["tokens", *(lengths if len(lengths) > 1 else ["documents"]), ""]]
@@ -34,10 +34,10 @@ def length_histogram(lengths: Mapping[str, NDArray[Any]], row_tokens: int, speci
         bar = "#" * int(np.ceil(_BAR * total[bits] / total.max()))
         span = f"{low:,} to {high:,}" if high > low else f"{low:,}"
         rows.append([span, *(f"{count[bits]:,}" for count in counts.values()), bar])
-    longer = (whole > row_tokens - special_tokens).mean()
+    longer = (all_lengths > row_tokens - special_tokens).mean()
     summary = (
-        f"{len(whole):,} documents, {whole.sum():,} tokens; median {np.median(whole):,.0f}, longest {whole.max():,}; "
-        f"{longer:.1%} are longer than a row of {row_tokens:,} and are cut"
+        f"{len(all_lengths):,} documents, {all_lengths.sum():,} tokens; median {np.median(all_lengths):,.0f}, longest "
+        f"{all_lengths.max():,}; {longer:.1%} are longer than a row of {row_tokens:,} and are cut"
     )
     return "\n".join(["document lengths", table(rows, indent=2, numbers=True), summary])
 

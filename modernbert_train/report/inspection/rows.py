@@ -138,8 +138,8 @@ class RowWriter:
         for chunk in chunks:
             span = slice(at, at + chunk.length + special)
             at = span.stop
-            whole = f"tokens {chunk.start:,} to {chunk.start + chunk.length:,}"
-            about = f"--- {self._streams.describe(chunk.document)}, {whole}, pass {chunk.epoch + 1}"
+            range_text = f"tokens {chunk.start:,} to {chunk.start + chunk.length:,}"
+            about = f"--- {self._streams.describe(chunk.document)}, {range_text}, pass {chunk.epoch + 1}"
             lines += [self._paint("heading", about), self._text(original[span], read[span], kinds[span])]
         if at < len(original):
             changed = int((read[at:] != self._vocabulary.pad_id).sum())
@@ -149,18 +149,18 @@ class RowWriter:
 
     def _text(self, original: NDArray[np.int64], read: NDArray[np.int64], kinds: NDArray[np.str_]) -> str:
         """Format one sequence; unpredicted text is decoded as a whole, so only marks can split a character's bytes."""
-        parts = []
+        painted = []
         predicted = (kinds != PLAIN) | np.isin(original, list(self._special))
         for single, group in groupby(range(len(original)), key=lambda i: (True, i) if predicted[i] else (False, -1)):
             indices = list(group)
             if not single[0]:
-                parts.append(visible(self._decode(original[indices])).replace("↵", "↵\n"))
+                painted.append(visible(self._decode(original[indices])).replace("↵", "↵\n"))
                 continue
             index = indices[0]
             was, now, kind = self._decode(original[[index]]), self._decode(read[[index]]), str(kinds[index])
             text = _FORMS[kind].format(visible(was), visible(now))
-            parts.append(self._paint("special" if kind == PLAIN else kind, text))
-        return "".join(parts)
+            painted.append(self._paint("special" if kind == PLAIN else kind, text))
+        return "".join(painted)
 
     def _decode(self, ids: NDArray[np.int64]) -> str:
         if len(ids) == 1 and int(ids[0]) in self._special:

@@ -102,8 +102,8 @@ def _measured(first: BatchPlan, following: Iterator[BatchPlan]) -> list[BatchPla
 
 def _lengths(streams: TokenStreams, documents: list[int]) -> dict[str, NDArray[Any]]:
     """Return the tokens of each stream's documents, which are numbered through all streams."""
-    parts = np.split(streams.lengths, np.cumsum(documents)[:-1])
-    return dict(zip(streams.names, parts, strict=True))
+    lengths = np.split(streams.lengths, np.cumsum(documents)[:-1])
+    return dict(zip(streams.names, lengths, strict=True))
 
 
 def _heading(config: RunConfig, plan: BatchPlan, number: int, batches: list[Batch], mask_id: int) -> str:

@@ -227,7 +227,7 @@ class Around:
         return stored_shape(self.whole, name, config)
 
 
-def places(name: str, layer: str, parts: Mapping[str, tuple[str, ...]], outside: Mapping[str, str]) -> tuple[str, ...]:
+def places(name: str, layer: str, inside: Mapping[str, tuple[str, ...]], outside: Mapping[str, str]) -> tuple[str, ...]:
     """Return transformers' names of a parameter by tables of names or of modules; empty if they lack it.
 
     Args:
@@ -236,7 +236,7 @@ def places(name: str, layer: str, parts: Mapping[str, tuple[str, ...]], outside:
     """
     number, _, part = name.removeprefix("model.layers.").partition(".")
     if part and name.startswith("model.layers."):
-        table, name, prefix = parts, part, f"{layer}{number}."
+        table, name, prefix = inside, part, f"{layer}{number}."
     else:
         table, prefix = {ours: (named,) for ours, named in outside.items()}, ""
     module, _, end = name.rpartition(".")
