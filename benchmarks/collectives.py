@@ -115,7 +115,7 @@ def barrier(rank: int, device: torch.device) -> bool:
     if device.type == "cuda":
         torch.cuda.synchronize()
     times = gather_from_all((came, time.monotonic()))
-    return min(left for _, left in times) >= max(came for came, _ in times)
+    return min(leave_time for _, leave_time in times) >= max(came for came, _ in times)
 
 
 def run_rank(sizes: Sequence[int]) -> int:

@@ -330,13 +330,13 @@ def _record(
 
 def _documents(batch: StepBatch) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield ids after masking, and labels, of each document of a batch, without tails of rows."""
-    left = iter(batch.rows)
+    rows = iter(batch.rows)
     for part in batch.microbatches:
         part = part.to("cpu")
         ids_T, labels_T = part.packed.input_ids_T, labels_of_line(part)
         for number in range(part.num_rows):
             at = number * batch.plan.row_tokens
-            for chunk in next(left):
+            for chunk in next(rows):
                 end = at + chunk.length + SPECIAL_TOKENS
                 yield ids_T[at:end], labels_T[at:end]
                 at = end

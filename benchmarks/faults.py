@@ -639,8 +639,8 @@ FAULTS = (
     Fault(
         "albert-turns",
         "modernbert_train/config/albert.py",
-        "group * self.group_layers + place % self.group_layers",
-        "group * self.group_layers + place * self.group_layers // length",
+        "group * self.group_layers + position % self.group_layers",
+        "group * self.group_layers + position * self.group_layers // length",
         "ALBERT with several layers in a group: they repeat in another order than in transformers",
         ("tests/models/test_parity.py", "tests/models/test_albert.py"),
     ),

@@ -86,8 +86,8 @@ class Running:
     def end(self) -> None:
         """Kill all descendants of the part, since the next part needs its GPUs."""
         deadline = time.monotonic() + 30
-        while left := [pid for pid, environment in environments() if environment.get(MARK) == self.mark]:
-            for pid in left:
+        while alive := [pid for pid, environment in environments() if environment.get(MARK) == self.mark]:
+            for pid in alive:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline:  # stuck in the kernel, as with a hanging GPU

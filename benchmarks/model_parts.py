@@ -155,8 +155,10 @@ def head_groups(
     def chunked(step: Callable[..., Any], size: int = chunk) -> Callable[..., Tensor]:
         def run(hidden_MD: Tensor) -> Tensor:
             with autocast(device, dtype):
-                made = head(hidden_MD)
-                out: Tensor = ChunkedLoss.apply(made, decoder.weight, decoder.bias, labels_M, None, 0.0, size, step)[0]
+                hidden = head(hidden_MD)
+                out: Tensor = ChunkedLoss.apply(hidden, decoder.weight, decoder.bias, labels_M, None, 0.0, size, step)[
+                    0
+                ]
                 return out
 
         return run

@@ -74,8 +74,8 @@ def killed_losses(words: list[str], out: Path, kills: int) -> tuple[list[float],
     """Kill the run one to three steps after each start, at a random moment; return the losses and the kills' steps."""
     name, draw = "killed", random.Random(7)
     record = out / "kills.json"
-    places: list[int] = json.loads(record.read_text()) if record.exists() else []
-    while len(places) < kills:
+    kill_steps: list[int] = json.loads(record.read_text()) if record.exists() else []
+    while len(kill_steps) < kills:
         process = start(words, out, name, 1)
         first = len(losses_of(out / "runs" / name))
         kill_after = first + draw.randint(1, 3)
@@ -83,12 +83,12 @@ def killed_losses(words: list[str], out: Path, kills: int) -> tuple[list[float],
             time.sleep(0.005)
         time.sleep(0.05 * draw.random())
         if process.poll() is not None:
-            sys.exit(f"{name}: ended by itself after {len(places)} kills; see {out / name}.txt")
+            sys.exit(f"{name}: ended by itself after {len(kill_steps)} kills; see {out / name}.txt")
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        places.append(len(losses_of(out / "runs" / name)))
-        write_whole(record, json.dumps(places))
-    return train(words, out, name, 1), places
+        kill_steps.append(len(losses_of(out / "runs" / name)))
+        write_whole(record, json.dumps(kill_steps))
+    return train(words, out, name, 1), kill_steps
 
 
 def picture(losses: dict[str, list[float]], kills: list[int], apart: float) -> str:

@@ -78,18 +78,18 @@ def fill(lengths: NDArray[np.integer], row_tokens: int) -> tuple[float, float]:
 
 def best_fit(lengths: Sequence[int], row_tokens: int, open_rows: int = 64) -> float:
     rooms: list[int] = []
-    left: list[int] = []  # empty at the end of each closed row
+    spaces: list[int] = []  # empty at the end of each closed row
     for length in lengths:
         need = length + SPECIAL_TOKENS
         at = bisect_left(rooms, need)
         if at == len(rooms) and len(rooms) == open_rows:
-            left.append(rooms.pop(0))
+            spaces.append(rooms.pop(0))
         room = (rooms.pop(at) if at < len(rooms) else row_tokens) - need
         if room <= SPECIAL_TOKENS:
-            left.append(room)
+            spaces.append(room)
         else:
             insort(rooms, room)
-    return 1 - sum(left) / (len(left) * row_tokens)
+    return 1 - sum(spaces) / (len(spaces) * row_tokens)
 
 
 def languages(number: int) -> None:
@@ -131,8 +131,10 @@ def planned_per_second(lengths: NDArray[np.integer], row_tokens: int, streams: i
     started = time.process_time()  # excludes other work on the machine; this process has one thread
     tokens = sum(batch.tokens for batch in islice(planner, FIRST))
     first = tokens / (time.process_time() - started)
-    left = max(0, int(lengths.sum()) * streams // 98_304 - FIRST)  # of a pass; the first batches may be more than one
-    tokens += sum(batch.tokens for batch in islice(planner, left))
+    num_batches = max(
+        0, int(lengths.sum()) * streams // 98_304 - FIRST
+    )  # of a pass; the first batches may be more than one
+    tokens += sum(batch.tokens for batch in islice(planner, num_batches))
     return first, tokens / (time.process_time() - started)
 
 

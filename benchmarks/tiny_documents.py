@@ -75,11 +75,11 @@ def main() -> None:
     if find_spec("orjson") is None:
         raise SystemExit("error: datatrove reads JSON lines with orjson, which is not installed: pip install orjson")
     measured: dict[tuple[str, int], list[float]] = {}
-    with tempfile.TemporaryDirectory() as place:
-        folders = {number: write(Path(place, str(number)), number) for number in (FEW, MANY)}
+    with tempfile.TemporaryDirectory() as scratch:
+        folders = {number: write(Path(scratch, str(number)), number) for number in (FEW, MANY)}
         for turn in range(options.rounds):
             for number, folder in folders.items():
-                out = Path(place, f"{number}-{turn}")
+                out = Path(scratch, f"{number}-{turn}")
                 theirs = ["-c", DATATROVE, str(folder), f"{out}-datatrove", str(options.tokenizer)]
                 for name, words in (("prepare", ours(folder, out, options.tokenizer)), ("datatrove", theirs)):
                     measured.setdefault((name, number), []).append(cpu_seconds(words))

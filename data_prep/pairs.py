@@ -169,9 +169,9 @@ def _pair(values: dict[str, Any], keys: PairTextsConfig) -> Pair:
     scores: list[float] = []
     for column, scored in zip(keys.scores, [[positive], *cells], strict=bool(keys.scores)):
         scores += _scores(scored, values[column], keys)
-    kept = [place for place, text in enumerate(texts) if text.strip()]
-    scores = scores and [scores[0], *(scores[1 + place] for place in kept)]
-    return Pair(query, positive, tuple(texts[place] for place in kept), tuple(scores), (prefixes[0], prefixes[1]))
+    kept = [number for number, text in enumerate(texts) if text.strip()]
+    scores = scores and [scores[0], *(scores[1 + number] for number in kept)]
+    return Pair(query, positive, tuple(texts[number] for number in kept), tuple(scores), (prefixes[0], prefixes[1]))
 
 
 def _text(value: Any, column: str) -> str:
@@ -308,7 +308,7 @@ class TokenisePairs(Step[PairsConfig]):
             ids_of_texts = [next(encoded).ids for _ in range(2 + len(pair.negatives))]
             if any(special & {*ids} for ids in ids_of_texts):
                 raise DataError(f"the tokenizer turns {pair.query[:60]!r} into [CLS] or [SEP]. Use another tokenizer.")
-            cut_ids = [ids[: limits[place > 0]] for place, ids in enumerate(ids_of_texts)]
+            cut_ids = [ids[: limits[number > 0]] for number, ids in enumerate(ids_of_texts)]
             yield cut_ids, sum(len(part) < len(ids) for part, ids in zip(cut_ids, ids_of_texts, strict=True))
 
 

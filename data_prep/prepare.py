@@ -96,8 +96,8 @@ def prepare(config: DatasetConfig, overwrite: bool = False, part: Part = (1, 1))
 
     home: Any = importlib.import_module(config.home)
     out = Path(config.out)
-    place = out.resolve() if out.is_symlink() else out  # the link's folder may be on another disk
-    folder = place.with_name(f"{place.name}.work")
+    real_out = out.resolve() if out.is_symlink() else out  # the link's folder may be on another disk
+    folder = real_out.with_name(f"{real_out.name}.work")
     asked = fingerprint(config)
     if is_finished(out, asked, overwrite, home.REPORT):
         _remove_work(folder, asked)

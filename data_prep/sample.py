@@ -353,17 +353,17 @@ def _sample_of(source: _Files, budget: int) -> _Part:
     left_out: list[LeftOut] = []
     chosen = _even(source.files, _MOST_FILES)
     random.Random(0).shuffle(chosen)
-    left, read, text = max(_BLOCK_BYTES, budget), 0, 0
+    bytes_left, read, text = max(_BLOCK_BYTES, budget), 0, 0
     for number, (file, size) in enumerate(chosen):
-        if left <= 0:
+        if bytes_left <= 0:
             break
-        items, seen = _of_file(file, size, source.config, max(1 << 12, left // (len(chosen) - number)))
+        items, seen = _of_file(file, size, source.config, max(1 << 12, bytes_left // (len(chosen) - number)))
         kept = [item for item in items if isinstance(item, Document) and item.text.strip()]
         documents += kept
         left_out += [item for item in items if isinstance(item, LeftOut)]
         sizes = [_bytes(item) for item in kept]
         read, text = read + seen, text + sum(sizes)
-        left -= sum(min(size, _DOCUMENT_BYTES) for size in sizes)
+        bytes_left -= sum(min(size, _DOCUMENT_BYTES) for size in sizes)
     packed = [(file, size) for file, size in source.files if file.suffix in PACKED]
     ratio = text_in_packed([file for file, _ in _even(packed, _MEASURED)], source.config)
     unpacked: float = sum(size * (ratio if file.suffix in PACKED else 1) for file, size in source.files)

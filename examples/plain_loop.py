@@ -221,14 +221,14 @@ def accumulating(trained: nn.Module, *, last: bool) -> Iterator[None]:
         yield
 
 
-def save(config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, place: Any) -> None:
+def save(config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, cursor: Any) -> None:
     """Write a checkpoint in torch's format. It counts once `latest` names it."""
     folder = folder_of(config) / f"step-{step}"
     weights, moments = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
     if rank_and_ranks()[0] == 0:
         aside = folder_of(config) / "latest.part"
-        aside.write_text(json.dumps({"step": step, "place": place}), encoding="utf-8")
+        aside.write_text(json.dumps({"step": step, "place": cursor}), encoding="utf-8")
         aside.replace(folder_of(config) / "latest")
 
 

@@ -65,8 +65,14 @@ def functions(text: str) -> Iterator[tuple[str, str]]:
 def pairs(text: str, path: str) -> Iterator[tuple[str, str]]:
     """Yield at most `MAX_PAIRS` pairs of a document, spread over it."""
     kind = Path(path.partition("#")[0]).suffix
-    made = functions(text) if kind == ".py" else sections(text) if kind in (".md", ".rst", ".txt", ".mdx") else iter(())
-    good = [(query, answer) for query, answer in made if len(query.split()) > 3 and query.lower() not in answer.lower()]
+    candidates = (
+        functions(text) if kind == ".py" else sections(text) if kind in (".md", ".rst", ".txt", ".mdx") else iter(())
+    )
+    good = [
+        (query, answer)
+        for query, answer in candidates
+        if len(query.split()) > 3 and query.lower() not in answer.lower()
+    ]
     yield from good[:: max(1, len(good) // MAX_PAIRS)][:MAX_PAIRS]
 
 

@@ -38,12 +38,12 @@ def read_conll(file: Path) -> Iterator[Sentence]:
         if wrong := [row for row in rows if len(row) < 2 or (row[-1] != "O" and row[-1][:2] not in ("B-", "I-"))]:
             raise SystemExit(f"{file}: {' '.join(wrong[0])!r} is not a word with a tag O, B-TYPE or I-TYPE.")
         entities: list[list[Any]] = []
-        for place, (*_, tag) in enumerate(rows):
+        for position, (*_, tag) in enumerate(rows):
             kind = tag[2:].replace("-", " ").replace("_", " ")
-            if tag[:2] == "I-" and entities and entities[-1][1:] == [place - 1, kind]:
-                entities[-1][1] = place
+            if tag[:2] == "I-" and entities and entities[-1][1:] == [position - 1, kind]:
+                entities[-1][1] = position
             elif tag != "O":
-                entities.append([place, place, kind])
+                entities.append([position, position, kind])
         if any(letter.isalnum() for row in rows for letter in row[0]):
             yield {"tokenized_text": [row[0] for row in rows], "ner": entities}
 
@@ -58,10 +58,10 @@ def add_leading_space(folder: Path) -> None:
     tokenizer = json.loads(file.read_text(encoding="utf-8"))
     step = tokenizer.get("pre_tokenizer") or {}
     steps = step.get("pretokenizers", []) if step.get("type") == "Sequence" else [step]
-    places = [number for number, each in enumerate(steps) if each.get("type") == "ByteLevel"]
-    if not places:  # WordPiece and SentencePiece mark the beginning of a word themselves
+    byte_levels = [number for number, each in enumerate(steps) if each.get("type") == "ByteLevel"]
+    if not byte_levels:  # WordPiece and SentencePiece mark the beginning of a word themselves
         return
-    if places[0] == 0:
+    if byte_levels[0] == 0:
         steps[0]["add_prefix_space"] = True
         settings = folder / "tokenizer_config.json"
         about = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
@@ -90,8 +90,8 @@ class Visits:
     def __getitem__(self, number: int) -> Sentence:
         if not 0 <= number < len(self):
             raise IndexError(number)
-        epoch, place = divmod(number, len(self._sentences))
-        sentence = self._sentences[shuffled(len(self._sentences), f"{self._options.seed} order {epoch}")[place]]
+        epoch, position = divmod(number, len(self._sentences))
+        sentence = self._sentences[shuffled(len(self._sentences), f"{self._options.seed} order {epoch}")[position]]
         draw = random.Random(f"{self._options.seed} types {number}")
         own = types_of([sentence])
         others = [kind for kind in self._types if kind not in own and draw.random() < self._options.ask_absent]

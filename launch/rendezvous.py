@@ -92,13 +92,13 @@ def rendezvous(topology: Topology, run_id: str, seconds: float, leaving: Leaving
     else:
         store.set(_KNOWN_AS, peer_address(*endpoint))
     join_timeout = max(1, int(deadline - time.monotonic()))
-    place = {
+    variables = {
         "rdzv_endpoint": topology.endpoint,
         "local_addr": address,
         "rdzv_configs": {"join_timeout": join_timeout, "is_host": is_host},
     }
     try:
-        yield Meeting(place, store, is_host, interface_of(address))
+        yield Meeting(variables, store, is_host, interface_of(address))
     finally:
         _leave(store, topology, is_host, leaving or Leaving())
 
@@ -184,8 +184,8 @@ def _come(endpoint: tuple[str, int], run_id: str, deadline: float) -> TCPStore:
         hint = f" ({endpoint[0]} is {at} on this machine, which reaches nothing but itself: see /etc/hosts)"
     while True:
         try:
-            left = max(0.0, deadline - time.monotonic())
-            wait_for_store(*endpoint, left, lambda line: print(line + hint, flush=True))
+            seconds_left = max(0.0, deadline - time.monotonic())
+            wait_for_store(*endpoint, seconds_left, lambda line: print(line + hint, flush=True))
         except TimeoutError as error:
             raise TimeoutError(f"{error}{hint}") from None
         owner = _owner(endpoint)

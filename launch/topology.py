@@ -166,17 +166,17 @@ def seconds_until_stop(launch: LaunchConfig, environment: Mapping[str, str], now
         ConfigError: the job ends too soon to train at all, and so would each new start.
     """
     if "SLURM_JOB_END_TIME" in environment:
-        left = int(environment["SLURM_JOB_END_TIME"]) - now
+        seconds_left = int(environment["SLURM_JOB_END_TIME"]) - now
     elif launch.time_limit_minutes is not None:
-        left = 60.0 * launch.time_limit_minutes
+        seconds_left = 60.0 * launch.time_limit_minutes
     else:
         return None
-    if left <= launch.save_seconds:
+    if seconds_left <= launch.save_seconds:
         raise ConfigError(
-            f"launch.save_seconds={launch.save_seconds}: the job ends in {left:.0f} s, so it would save before it has "
-            "trained. Ask for more time, or lower it."
+            f"launch.save_seconds={launch.save_seconds}: the job ends in {seconds_left:.0f} s, so it would save "
+            "before it has trained. Ask for more time, or lower it."
         )
-    return left - launch.save_seconds
+    return seconds_left - launch.save_seconds
 
 
 def first_host(nodelist: str) -> str:

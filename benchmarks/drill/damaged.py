@@ -54,9 +54,9 @@ def flip_bit(path: Path, draw: random.Random) -> str:
 
 def truncate(path: Path, draw: random.Random) -> str:
     size = path.stat().st_size
-    left = draw.choice([0, 1, size // 4, size // 2, size * 99 // 100, size - 1])
-    os.truncate(path, left)
-    return f"cut to {left} of {size} bytes"
+    size_kept = draw.choice([0, 1, size // 4, size // 2, size * 99 // 100, size - 1])
+    os.truncate(path, size_kept)
+    return f"cut to {size_kept} of {size} bytes"
 
 
 HARDLY_JSON = {
@@ -78,8 +78,8 @@ def edit_json(path: Path, draw: random.Random) -> str:
         path.write_text(HARDLY_JSON[name])
         return name
     tree = json.loads(path.read_text())
-    places = [(node, key) for node in nodes(tree) for key in (node if isinstance(node, dict) else range(len(node)))]
-    node, key = draw.choice(places)
+    entries = [(node, key) for node in nodes(tree) for key in (node if isinstance(node, dict) else range(len(node)))]
+    node, key = draw.choice(entries)
     if isinstance(node, dict) and draw.random() < 0.3:
         name = draw.choice(["../../../../etc/passwd", "/dev/zero", "a" * 5000, "", "."])
         node[name] = node.pop(key)
@@ -135,7 +135,7 @@ def data_faults(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
         shutil.rmtree(copy)
         shutil.copytree(lab.data / "train", copy)
         problem = ended.wrong(0, 65, 74, 78) or lab.wait_until_gone() or run.settle()
-        said = f"code {ended.code}"
-        outcomes.append(Outcome(what, "lost" if problem else "survived", problem or said))
+        exit_text = f"code {ended.code}"
+        outcomes.append(Outcome(what, "lost" if problem else "survived", problem or exit_text))
         lab.remove(run)
     return outcomes

@@ -17,13 +17,13 @@ from benchmarks.drill.lab import Lab, Outcome, Trainer, slow_steps
 @contextmanager
 def disk(lab: Lab, megabytes: int = 64) -> Iterator[Path]:
     """Context with a separate disk in memory; raises OSError if that is impossible here."""
-    place = lab.folder / "disk"
-    place.mkdir(exist_ok=True)
-    _mount("-t", "tmpfs", "-o", f"size={megabytes}m", "drill", str(place))
+    mount_point = lab.folder / "disk"
+    mount_point.mkdir(exist_ok=True)
+    _mount("-t", "tmpfs", "-o", f"size={megabytes}m", "drill", str(mount_point))
     try:
-        yield place
+        yield mount_point
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+        subprocess.run(["umount", "-l", str(mount_point)], check=False, capture_output=True)
 
 
 def _mount(*words: str) -> None:
@@ -37,18 +37,22 @@ def full_disk(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for _ in range(number):
         try:
-            with disk(lab) as place:
-                run = lab.run(under=place)
+            with disk(lab) as mount_point:
+                run = lab.run(under=mount_point)
                 run.folder.parent.mkdir(parents=True)
                 room = draw.randrange(1 << 18)
-                ballast = place / "ballast"
+                ballast = mount_point / "ballast"
                 with ballast.open("wb") as file:
-                    status = os.statvfs(place)
+                    status = os.statvfs(mount_point)
                     os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - room))
                 ended = run.finish()
-                left = sorted(partial_of(run))
+                partial_files = sorted(partial_of(run))
                 ballast.unlink()
-                problem = ended.wrong(74, 0) or (f"partial files stay: {left}" if left else "") or run.settle()
+                problem = (
+                    ended.wrong(74, 0)
+                    or (f"partial files stay: {partial_files}" if partial_files else "")
+                    or run.settle()
+                )
                 if ended.code == 74 or problem:
                     what = f"disk full after {room:,} bytes"
                     outcomes.append(Outcome(what, "lost" if problem else "survived", problem))
@@ -62,8 +66,8 @@ def read_only(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
     outcomes = []
     for _ in range(number):
         try:
-            with disk(lab) as place:
-                run = lab.run(under=place)
+            with disk(lab) as mount_point:
+                run = lab.run(under=mount_point)
                 if during := draw.random() < 0.7:
                     run.checkpoints.mkdir(parents=True)
                     _mount("--bind", str(run.checkpoints), str(run.checkpoints))
@@ -78,9 +82,9 @@ def read_only(lab: Lab, draw: random.Random, number: int) -> list[Outcome]:
                     _mount("-o", "remount,rw,bind", str(run.checkpoints))
                 else:
                     what = "the disk read-only before the start"
-                    _mount("-o", "remount,ro", str(place))
+                    _mount("-o", "remount,ro", str(mount_point))
                     ended = run.finish()
-                    _mount("-o", "remount,rw", str(place))
+                    _mount("-o", "remount,rw", str(mount_point))
                 problem = ended.wrong(74) or run.settle()
                 outcomes.append(Outcome(what, "lost" if problem else "survived", problem))
                 if during:

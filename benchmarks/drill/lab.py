@@ -259,8 +259,8 @@ class Run:
 
     def left(self) -> str:
         """Return the leftovers of a finished run, except torch's compile cache; empty without any."""
-        places = [self.lab.temporary] + ([Path("/dev/shm")] if self.lab.private else [])
-        left_over = [str(path) for place in places for path in place.iterdir() if "torchinductor" not in path.name]
+        folders = [self.lab.temporary] + ([Path("/dev/shm")] if self.lab.private else [])
+        left_over = [str(path) for folder in folders for path in folder.iterdir() if "torchinductor" not in path.name]
         left_over += [str(path) for path in self.checkpoints.iterdir() if not STEP.fullmatch(path.name)]
         left_over += [str(path) for path in self.folder.glob(".*.partial")]
         return f"left behind: {', '.join(left_over)[:300]}" if left_over else ""
@@ -301,8 +301,8 @@ class Lab:
     def run(self, ranks: int = 1, *overrides: str, under: Path | None = None) -> Run:
         """Return a run that has not started."""
         self._runs += 1
-        place = (under or self.folder / "runs") / f"{os.getpid()}-{self._runs}"
-        return Run(self, place, ranks, overrides)
+        run_folder = (under or self.folder / "runs") / f"{os.getpid()}-{self._runs}"
+        return Run(self, run_folder, ranks, overrides)
 
     def remove(self, run: Run) -> None:
         shutil.rmtree(run.folder.parent, ignore_errors=True)
@@ -346,10 +346,10 @@ class Lab:
     def wait_until_gone(self) -> str:
         """Wait for the end of every process that runs have left; says what did not end in time."""
         began = time.monotonic()
-        while left := [pid for pid in warm.descendants(os.getpid()) if pid not in self.servers]:
+        while alive := [pid for pid in warm.descendants(os.getpid()) if pid not in self.servers]:
             if time.monotonic() - began > ORPHAN_SECONDS:
-                words = [f"{pid} of {Path(f'/proc/{pid}/stat').read_text()[:60]}" for pid in left if warm.alive(pid)]
-                for pid in left:
+                words = [f"{pid} of {Path(f'/proc/{pid}/stat').read_text()[:60]}" for pid in alive if warm.alive(pid)]
+                for pid in alive:
                     kill(pid)
                 return f"orphans after {ORPHAN_SECONDS:.0f} s: {words}"
             time.sleep(0.01)

@@ -92,7 +92,7 @@ class Counting:
         self._ends: list[NDArray[Any]] = []
         self._tokens = 0
 
-    def take(self, ids: NDArray[Any], place: str, number: int) -> NDArray[Any]:
+    def take(self, ids: NDArray[Any], where: str, number: int) -> NDArray[Any]:
         """Count a document.
 
         Args:
@@ -110,26 +110,26 @@ class Counting:
             for id in (int(ids.min()), int(ids.max())):
                 if not 0 <= id < len(self.counts):
                     raise DataError(
-                        f"{place}: document {number} holds token id {id}, the tokenizer has {len(self.counts)} "
+                        f"{where}: document {number} holds token id {id}, the tokenizer has {len(self.counts)} "
                         "entries. The ids belong to another tokenizer; name theirs with --tokenizer."
                     )
             for counter, id in ((findings.first, int(ids[0])), (findings.last, int(ids[-1]))):
                 if id in self._special:
                     counter[id] += 1
         start, end = ends_of(ids, self._special)
-        left = ids[start:end]
+        inner = ids[start:end]
         self._ends += [each for each in (ids[:start], ids[end:]) if len(each)]
-        self.lengths.append(len(left))
+        self.lengths.append(len(inner))
         findings.documents += 1
-        findings.tokens += len(left)
-        findings.empty += not len(left)
-        if len(left):
-            self._waiting.append(left)
-            self._tokens += len(left)
-        self._tokens += len(ids) - len(left)
+        findings.tokens += len(inner)
+        findings.empty += not len(inner)
+        if len(inner):
+            self._waiting.append(inner)
+            self._tokens += len(inner)
+        self._tokens += len(ids) - len(inner)
         if self._tokens >= self._AT_ONCE:
             self.finish()
-        return left
+        return inner
 
     def finish(self) -> None:
         """Count the tokens that are still waiting."""
@@ -141,9 +141,9 @@ class Counting:
             return
         ids = np.concatenate(self._waiting).astype(np.int64)
         self.counts += np.bincount(ids, minlength=len(self.counts))
-        places = np.flatnonzero(self._is_special[ids])
+        positions = np.flatnonzero(self._is_special[ids])
         ends = np.cumsum([len(each) for each in self._waiting])
-        self.findings.joined += len(np.unique(np.searchsorted(ends, places, side="right")))
+        self.findings.joined += len(np.unique(np.searchsorted(ends, positions, side="right")))
         self._waiting = []
 
 

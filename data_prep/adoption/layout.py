@@ -121,8 +121,8 @@ def _indexes(folder: Path) -> Iterator[Path]:
 def _require_complete(folder: Path, indexes: Sequence[Path]) -> None:
     """Refuse an incomplete dataset, and training and held-out text in one."""
     folders = [index.parent for index in indexes]
-    for place, below, files in os.walk(folder):
-        here = Path(place)
+    for folder_path, below, files in os.walk(folder):
+        here = Path(folder_path)
         if here in folders:
             below.clear()
             continue
@@ -249,9 +249,9 @@ def _unnamed(root: Path, entries: Sequence[Entry]) -> Iterator[str]:
     named |= {name.rpartition(".mds")[0] + ".mds" for name in named}  # may be unpacked next to its archive
     others = [
         path
-        for place, _, files in os.walk(root)
+        for folder_path, _, files in os.walk(root)
         for name in files
-        if name.endswith(SHARD_ENDS) and (path := os.path.relpath(os.path.join(place, name), root)) not in named
+        if name.endswith(SHARD_ENDS) and (path := os.path.relpath(os.path.join(folder_path, name), root)) not in named
     ]
     if others:
         yield (
@@ -283,18 +283,18 @@ def _same_encoding(root: str, entries: Sequence[Entry], column: str) -> str:
     """Return the encoding of the ids; it must be the same in all shards."""
     shard_of: dict[str, str] = {}  # encoding -> the first shard of it
     for entry in entries:
-        columns, place = _columns(entry), stored(entry)["basename"]
+        columns, basename = _columns(entry), stored(entry)["basename"]
         if column not in columns:
             raise DataError(
-                f"{root}/{place}: no column {column!r} among {', '.join(columns)}, which other shards have. {_APART}"
+                f"{root}/{basename}: no column {column!r} among {', '.join(columns)}, which other shards have. {_APART}"
             )
-        shard_of.setdefault(columns[column], place)
+        shard_of.setdefault(columns[column], basename)
     return the_only(root, f"column {column}", shard_of)
 
 
-def the_only(root: str, what: str, places: Mapping[str, str]) -> str:
+def the_only(root: str, what: str, place_of: Mapping[str, str]) -> str:
     """Return the only key of `places`, which maps values to places. Raises DataError if there are several."""
-    if len(places) > 1:
-        shown = ", ".join(f"{each} in {place}" for each, place in places.items())
+    if len(place_of) > 1:
+        shown = ", ".join(f"{each} in {place}" for each, place in place_of.items())
         raise DataError(f"{root}: {what} is {shown}; different programs wrote them. {_APART}")
-    return next(iter(places))
+    return next(iter(place_of))

@@ -130,8 +130,8 @@ def _write_files(
             index.write(", " * (rank > 0) + ", ".join(json.dumps(entry, sort_keys=True) for entry in entries))
         index.write("]}")
     folders: dict[str, str] = {}
-    for place, dtype in findings.dtypes.items():
-        folders.setdefault(dtype, place or ".")
+    for subfolder, dtype in findings.dtypes.items():
+        folders.setdefault(dtype, subfolder or ".")
     dtype = the_only(layout.root, "the type of the ids", folders)
     join_lengths((survey.array(rank, "lengths") for rank in range(num_parts)), work / LENGTHS, findings.documents)
     counts = np.zeros(survey.vocab_size, np.int64)

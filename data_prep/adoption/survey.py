@@ -90,8 +90,8 @@ class Survey:
         counting.finish()
         with whole_file(self.file(rank, "npz")) as file:
             np.savez(file, lengths=np.array(counting.lengths, np.uint32), counts=counting.counts)
-        left = {"findings": counting.findings.to_json(), "entries": entries}
-        write_whole(self.file(rank, "json"), json.dumps(left))
+        result = {"findings": counting.findings.to_json(), "entries": entries}
+        write_whole(self.file(rank, "json"), json.dumps(result))
 
     def file(self, rank: int, end: str) -> Path:
         return self.work / f"{rank:05d}.{end}"

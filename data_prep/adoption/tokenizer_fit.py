@@ -125,12 +125,12 @@ def take_sample(documents: Sequence[tuple[str, NDArray[Any]]], folder: str, spec
     entries = max(token_ids(folder).values()) + 1
     texts, back = [], 0
     seen: Counter[int] = Counter()
-    for place, stored in documents:
+    for where, stored in documents:
         ids = without_ends(stored, special.keys())[:_TOKENS]
         wrong = [int(id) for id in ids if not 0 <= id < entries]
         if wrong:
             raise DataError(
-                f"{place}: holds token id {wrong[0]}, the tokenizer in {folder} has {entries} entries. The shards "
+                f"{where}: holds token id {wrong[0]}, the tokenizer in {folder} has {entries} entries. The shards "
                 "belong to another tokenizer; name theirs with --tokenizer."
             )
         text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
@@ -203,11 +203,11 @@ class EachShard:
     special: Mapping[int, str]
     anyway: bool
 
-    def require(self, place: str, documents: Sequence[NDArray[Any]]) -> None:
+    def require(self, where: str, documents: Sequence[NDArray[Any]]) -> None:
         """Refuse a shard, named `place`, if a few of its documents differ when encoded again; see `require_fit`."""
         if not self.anyway:
-            sample = take_sample([(place, ids) for ids in documents], self.folder, self.special)
-            require_fit(sample, place, self.folder, self.anyway)
+            sample = take_sample([(where, ids) for ids in documents], self.folder, self.special)
+            require_fit(sample, where, self.folder, self.anyway)
 
 
 def require_fit(sample: Sample, source: str, folder: str, anyway: bool) -> None:

@@ -66,9 +66,9 @@ class Evaluations:
         self._line = np.concatenate(lines) if lines else np.zeros(0, np.int64)
         self._sets = np.concatenate(sets) if sets else np.zeros(0, np.int32)
         hashes, is_known = self._hashes(self._line)
-        places = np.flatnonzero(is_known)
-        self._hashes_sorted, first = np.unique(hashes[places], return_index=True)
-        self._places = places[first]
+        positions = np.flatnonzero(is_known)
+        self._hashes_sorted, first = np.unique(hashes[positions], return_index=True)
+        self._places = positions[first]
 
     def overlap(self, text: str) -> Overlap | None:
         """Return the first run of words that a text shares with a set, or a line that is a short text of a set."""
@@ -85,10 +85,10 @@ class Evaluations:
         ranks[ranks == len(self._hashes_sorted)] = 0
         same = self._hashes_sorted[ranks] == hashes[starts]
         for at, rank in zip(starts[same].tolist(), ranks[same].tolist(), strict=True):
-            place = int(self._places[rank])
-            if np.array_equal(line[at : at + self._words], self._line[place : place + self._words]):
+            position = int(self._places[rank])
+            if np.array_equal(line[at : at + self._words], self._line[position : position + self._words]):
                 words = words_of(text)[at : at + min(self._words, _SHOWN_WORDS)]
-                return Overlap(self._names[int(self._sets[place])], " ".join(words))
+                return Overlap(self._names[int(self._sets[position])], " ".join(words))
         return None
 
     def _how(self, line: list[int], number: int) -> str:

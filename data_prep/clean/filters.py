@@ -86,12 +86,12 @@ def make_screen(filters: dict[str, FilterConfig]) -> Screen:
 def _make(name: str, config: FilterConfig) -> Any:
     from datatrove.pipeline import filters
 
-    place = f"filters.{name}"
+    section = f"filters.{name}"
     kind = getattr(filters, config.filter)
     parameters = [key for key in inspect.signature(kind.__init__).parameters if key not in ("self", "exclusion_writer")]
     if unknown := [key for key in config.arguments if key not in parameters]:
         raise ConfigError(
-            f"{place}.arguments.{unknown[0]}: {config.filter} has no such argument. Known here: "
+            f"{section}.arguments.{unknown[0]}: {config.filter} has no such argument. Known here: "
             f"{', '.join(parameters) or 'none'}."
         )
     arguments = dict(config.arguments)
@@ -99,12 +99,12 @@ def _make(name: str, config: FilterConfig) -> Any:
         from data_prep.clean.words import PlainWords
 
         arguments.setdefault("language", PlainWords())
-    remedy = f"Correct {place}.arguments, or install what it names."
-    with anything_as(ConfigError, f"{place}: {config.filter} cannot be made", remedy):
+    remedy = f"Correct {section}.arguments, or install what it names."
+    with anything_as(ConfigError, f"{section}: {config.filter} cannot be made", remedy):
         block = kind(**arguments)
     if config.filter == LANGUAGE_FILTER:
         assert config.model is not None
-        block.model = _language_model(place, Path(config.model), block.languages)
+        block.model = _language_model(section, Path(config.model), block.languages)
     if config.filter == REGEX_FILTER:
         block.regex = _Bounded(block.regex.pattern, config.timeout_seconds)
     return block
@@ -125,12 +125,12 @@ class _Bounded:
         return self._regex.search(text, timeout=self._seconds)
 
 
-def _language_model(place: str, path: Path, languages: list[str] | None) -> Any:
+def _language_model(key: str, path: Path, languages: list[str] | None) -> Any:
     from data_prep.clean.words import LocalLanguageModel
 
     if not path.is_file():
-        raise ConfigError(f"{place}.model={path}: no such file. Name a fastText model file, for example lid.176.bin.")
+        raise ConfigError(f"{key}.model={path}: no such file. Name a fastText model file, for example lid.176.bin.")
     language_model = LocalLanguageModel(path, languages)
-    with os_errors_as(ConfigError, f"{place}.model={path}: not a fastText model", "Name one.", ValueError):
+    with os_errors_as(ConfigError, f"{key}.model={path}: not a fastText model", "Name one.", ValueError):
         assert language_model.model is not None  # opens it
     return language_model

@@ -96,8 +96,8 @@ def _place_token(folder: Path) -> str:
     # a new name each time: a file left by an earlier start on a rank's own disk would pass for a shared folder
     token = f".seen-by-all.{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
     with storage_errors(folder):
-        for left in folder.glob(".seen-by-all.*"):
-            left.unlink(missing_ok=True)
+        for old_token in folder.glob(".seen-by-all.*"):
+            old_token.unlink(missing_ok=True)
         (folder / token).touch()
     return token
 
@@ -245,8 +245,10 @@ class Saver:
                 shutil.rmtree(staging, ignore_errors=True)
             raise
         self._post("end", {})  # it is whole now, also if removing older ones fails
-        left = f"{final} is written; those that checkpoint.keep={self._keep} no longer keeps could not be removed"
-        with errors_to(warn, StorageError), os_errors_as(StorageError, left, "The next checkpoint tries again."):
+        not_removed = (
+            f"{final} is written; those that checkpoint.keep={self._keep} no longer keeps could not be removed"
+        )
+        with errors_to(warn, StorageError), os_errors_as(StorageError, not_removed, "The next checkpoint tries again."):
             clean(self._checkpoints, self._keep)
         return written
 

@@ -114,8 +114,8 @@ def _present_paths(run: Path, written: Path, tree: Any) -> Iterator[str]:
     for key, path in _paths(tree):
         inside = [run / TOKENIZER_COPY] if key == "data.tokenizer" else []
         inside += [run / path.relative_to(written)] if path.is_relative_to(written) else []
-        places = [path, *inside, home / path] if begins_here else [*inside, home / path, path]
-        present = next((each for each in places if each.exists()), path)
+        candidates = [path, *inside, home / path] if begins_here else [*inside, home / path, path]
+        present = next((each for each in candidates if each.exists()), path)
         if present != path:
             yield f"{key}={json.dumps(literal(str(present)))}"
 

@@ -276,9 +276,9 @@ def _plan(options: argparse.Namespace) -> None:
 
     named = [word for word in words if "=" not in word]
     facts = resolve(config, options.ranks, purpose=purpose).facts
-    made = make_plan(config, options.ranks, options.median, facts)
+    run_plan = make_plan(config, options.ranks, options.median, facts)
     arguments = (
-        made,
+        run_plan,
         (named or ["h100"])[0],
         named or [name for name, gpu in GPUS.items() if not gpu.rocm],
         dict(options.price),

@@ -74,7 +74,7 @@ class AlbertConfig(ModelConfig):
             return tuple(range(self.num_layers))
         length = self.num_layers // self.groups
         turns = [divmod(layer, length) for layer in range(self.num_layers)]
-        return tuple(group * self.group_layers + place % self.group_layers for group, place in turns)
+        return tuple(group * self.group_layers + position % self.group_layers for group, position in turns)
 
     def passes(self, part: Literal["attention", "ffn"]) -> tuple[int, ...]:
         """Return, for each distinct attention (or feed-forward), the number of layers that use it."""

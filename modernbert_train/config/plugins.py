@@ -79,7 +79,7 @@ class Rows(dict[K, V]):
         return row
 
 
-def add(config: type[Any], **places: str) -> None:
+def add(config: type[Any], **tables: str) -> None:
     """Add an encoder, objective, optimizer or evaluation; called when a plugin is imported.
 
     Args:
@@ -101,9 +101,11 @@ def add(config: type[Any], **places: str) -> None:
             f'{where}: lacks a name. Begin it with @dataclass(frozen=True, kw_only=True) and name: str = "...".'
         )
     _, keywords = _KINDS[section]
-    if places.keys() != keywords or not all(re.fullmatch(r"[\w.]+:\w+", place) for place in places.values()):
+    if tables.keys() != keywords or not all(
+        re.fullmatch(r"[\w.]+:\w+", dotted_name) for dotted_name in tables.values()
+    ):
         needed = ", ".join(f'{each}="package.module:name"' for each in sorted(keywords))
-        raise ConfigError(f"{where}: add() is called with {places}. Call it with {needed}.")
+        raise ConfigError(f"{where}: add() is called with {tables}. Call it with {needed}.")
     if (existing := VARIANTS[section].get(name)) is not None and _path(existing) != where:
         raise ConfigError(f"{where}: {section}.name={name} exists already, {_path(existing)}. Choose another name.")
     if former := [method for method in _RENAMED if hasattr(config, method)]:
@@ -112,25 +114,25 @@ def add(config: type[Any], **places: str) -> None:
             "instead; its docstring says what it returns."
         )
     VARIANTS[section][name] = config
-    _added.update({(table, config): place for table, place in places.items()})
+    _added.update({(table, config): dotted_name for table, dotted_name in tables.items()})
 
 
 def _path(config: type[Any]) -> str:
     return f"{config.__module__}.{config.__qualname__}"
 
 
-def import_plugins(names: Sequence[str], place: str) -> None:
+def import_plugins(names: Sequence[str], origin: str) -> None:
     """Import the plugins of a run, each once per process.
 
     Args:
         names: of modules.
-        place: file and line of the names, for messages.
+        origin: file and line of the names, for messages.
 
     Raises:
         PluginError: a module is missing, is not a plugin, or fails.
     """
     for number, name in enumerate(names):
-        where = f"plugins[{number}]={name} ({place})"
+        where = f"plugins[{number}]={name} ({origin})"
         spec = _find(name) if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) else None
         if spec is None or spec.origin is None or not spec.has_location:
             raise PluginError(

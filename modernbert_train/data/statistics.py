@@ -82,9 +82,9 @@ def length_bins(lengths: NDArray[Any]) -> list[Bin]:
     documents, tokens, longest = np.zeros(len(_EDGES), np.int64), np.zeros(len(_EDGES), np.int64), 0
     for begin in range(0, len(lengths), _COUNTED_AT_ONCE):
         part = np.asarray(lengths[begin : begin + _COUNTED_AT_ONCE])
-        places = np.searchsorted(_EDGES[1:], part, side="right")
-        documents += np.bincount(places, minlength=len(_EDGES))
-        tokens += np.bincount(places, part, minlength=len(_EDGES)).astype(np.int64)
+        bins = np.searchsorted(_EDGES[1:], part, side="right")
+        documents += np.bincount(bins, minlength=len(_EDGES))
+        tokens += np.bincount(bins, part, minlength=len(_EDGES)).astype(np.int64)
         longest = max(longest, int(part.max()))
     ends = [*_EDGES[1:], max(_EDGES[-1], longest) + 1]
     return [

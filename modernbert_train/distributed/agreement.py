@@ -91,5 +91,5 @@ def _title(group: Sequence[int], hosts: Sequence[str]) -> str:
         else:
             runs.append([rank])
     ranks = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    places = list(dict.fromkeys(hosts[rank] for rank in group))
-    return f"rank {ranks} on {', '.join(places[:2])}{' ...' if len(places) > 2 else ''}"
+    host_names = list(dict.fromkeys(hosts[rank] for rank in group))
+    return f"rank {ranks} on {', '.join(host_names[:2])}{' ...' if len(host_names) > 2 else ''}"

@@ -70,12 +70,12 @@ Failures = dict[str, Failure]  # by name of the run or part
 
 
 def environments(
-    places: int, environment: Mapping[str, str], gpus: int, cores: int, ranks: int = 1
+    slots: int, environment: Mapping[str, str], gpus: int, cores: int, ranks: int = 1
 ) -> list[dict[str, str]]:
     """Return the environment of each slot: its own GPUs if there are enough, and its share of the cores.
 
     Args:
-        places: commands that run at a time; if they outnumber the GPUs, they share them round-robin.
+        slots: commands that run at a time; if they outnumber the GPUs, they share them round-robin.
         environment: of this process.
         gpus: number that this process may use.
         cores: of this machine.
@@ -84,9 +84,9 @@ def environments(
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = [name.strip() for name in visible.split(",")][:gpus] if visible else [str(index) for index in range(gpus)]
     environments_of_jobs = []
-    for slot in range(places):
+    for slot in range(slots):
         own = dict(environment)
-        own.setdefault("OMP_NUM_THREADS", str(max(1, cores // (places * ranks))))
+        own.setdefault("OMP_NUM_THREADS", str(max(1, cores // (slots * ranks))))
         if gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(names[(slot * ranks + rank) % gpus] for rank in range(ranks))
         environments_of_jobs.append(own)
@@ -115,7 +115,7 @@ def start(
 
 def run_all(
     jobs: Iterator[Job | None],
-    places: Sequence[Mapping[str, str]],
+    slots: Sequence[Mapping[str, str]],
     ended: Callable[[Job, int], None],
     look: Callable[[Job], object] = lambda job: None,
 ) -> bool:
@@ -123,7 +123,7 @@ def run_all(
 
     Args:
         jobs: in order of start, read when a slot is free; None: not yet, read again in a second.
-        places: the environment of each slot.
+        slots: the environment of each.
         ended: called with each finished job and its exit code: 75 if it was stopped, the negative signal number if
             another signal killed it.
         look: called every second for each running job; a true result stops the job.
@@ -143,7 +143,7 @@ def run_all(
     with handled_by(pass_on):
         try:
             while running or (more and not signals):
-                for slot in [slot for slot in range(len(places)) if slot not in running]:
+                for slot in [slot for slot in range(len(slots)) if slot not in running]:
                     if not (more and asks_again) or signals:
                         break
                     try:
@@ -153,7 +153,7 @@ def run_all(
                         break
                     asks_again = job is not None
                     if job is not None and not signals:
-                        running[slot] = job, _start(job, places[slot])
+                        running[slot] = job, _start(job, slots[slot])
                         if signals:  # a signal arrived between its start and this line
                             running[slot][1].send_signal(signal.SIGTERM)
                 over = [slot for slot, (_, process) in running.items() if process.poll() is not None]

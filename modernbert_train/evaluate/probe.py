@@ -104,6 +104,6 @@ def _tokenised(texts: ProbeTexts, tokenizer: Path) -> tuple[Any, ...]:
     reader, labels = Reader(tokenizer, texts.task, _WHOLE), texts.labels.values[TRAIN]
     encode = kind_of(texts.task.kind).encode
     with tokenizer_threads(False):  # workers are forked later
-        made = [each.documents for each in encode(texts.split, labels, texts.labels, reader, Counts())]
-    ids = [np.array(documents[0][0] if documents else [], dtype=np.int32) for documents in made]
+        documents_of = [each.documents for each in encode(texts.split, labels, texts.labels, reader, Counts())]
+    ids = [np.array(documents[0][0] if documents else [], dtype=np.int32) for documents in documents_of]
     return str(texts), ids, labels, texts.parts_N, len(texts.labels.names)

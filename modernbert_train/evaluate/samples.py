@@ -76,12 +76,12 @@ class Samples:
         at = {int(positions_M[m]) + causal: int(m) for m in labelled if positions_M[m] + causal < row_tokens}
         ids_T = batch.packed.input_ids_T.numpy().astype(np.int64)
         windows = [
-            (first, last, places)
+            (first, last, positions)
             for first, last in self._windows(batch, ids_T, row_tokens)
-            if (places := _spread([position for position in range(first, last) if position in at], causal))
+            if (positions := _spread([position for position in range(first, last) if position in at], causal))
         ][: self._number]
         chosen = torch.tensor(
-            [at[position] for _, _, places in windows for position in places], device=logits_MV.device
+            [at[position] for _, _, positions in windows for position in positions], device=logits_MV.device
         )
         if not len(chosen):
             return []
@@ -89,10 +89,10 @@ class Samples:
         best = shares_MV.topk(min(GUESSES, shares_MV.shape[1]))
         guesses = iter(zip(best.indices.tolist(), best.values.tolist(), strict=True))
         texts = []
-        for first, last, places in windows:
+        for first, last, positions in windows:
             words = [self._word(int(token)) for token in ids_T[first:last]]
             predicted = []
-            for position in places:
+            for position in positions:
                 ids_G, shares_G = next(guesses)
                 predicted.append(
                     {
@@ -123,9 +123,9 @@ class Samples:
         return [(start, last) for _, start, last in sorted(windows)]
 
 
-def _spread(places: list[int], causal: bool) -> list[int]:
+def _spread(positions: list[int], causal: bool) -> list[int]:
     """Return at most PLACES of them: the first ones, or for next-token prediction evenly spread ones."""
-    return places[:: -(-len(places) // PLACES) or 1] if causal else places[:PLACES]
+    return positions[:: -(-len(positions) // PLACES) or 1] if causal else positions[:PLACES]
 
 
 def word_of(ids: Mapping[str, int]) -> Callable[[int], str]:

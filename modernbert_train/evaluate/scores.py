@@ -108,8 +108,8 @@ class Scores:
                     shown = time.monotonic()
                     print(f"{self._key}: {at:,} of {len(mine):,} rows of texts", flush=True)
                 numbers = [chunk.document for row in rows for chunk in row]
-                places = [np.arange(ends_N[number] - words_N[number], ends_N[number]) for number in numbers]
-                place_W = torch.from_numpy(np.concatenate([*places, np.empty(0, dtype=np.int64)]))
+                positions = [np.arange(ends_N[number] - words_N[number], ends_N[number]) for number in numbers]
+                place_W = torch.from_numpy(np.concatenate([*positions, np.empty(0, dtype=np.int64)]))
                 with torch.autocast(compute.device.type, torch.bfloat16, enabled=compute.bf16):
                     found_WL = classifier.predict(batch.to(compute.device))
                 logits_WL[place_W.to(compute.device)] = found_WL[: len(place_W)]

@@ -362,7 +362,7 @@ class _Search:
         asked_C = torch.full_like(candidates_C, -1)  # for positives, the hash of their query
         asked_C[right_Q] = hashes_N[queries_Q]
         begin_Q = (texts.lengths_N.cumsum(0) - texts.lengths_N)[queries_Q]
-        first, end = (int((begin_Q < place).sum()) for place in (own.start, own.stop))
+        first, end = (int((begin_Q < bound).sum()) for bound in (own.start, own.stop))
         self._mine = range(first, end)
         self._scores = MaxSim(texts.lengths_N, device, _COSINES) if settings.is_late else _Cosines()
         longest = int(texts.lengths_N[queries_Q].max()) if len(queries_Q) else 1

@@ -182,11 +182,11 @@ class Attention(nn.Module):
         queries_PNH, keys_PNH, _ = self.of_tokens(table_PD)
         return queries_PNH, keys_PNH
 
-    def forward(self, x_TD: Tensor, table_PD: Tensor, places: Places, kernel: Kernel, layout: Any) -> Tensor:
+    def forward(self, x_TD: Tensor, table_PD: Tensor, positions: Places, kernel: Kernel, layout: Any) -> Tensor:
         q_TNH, k_TNH, v_TNH = self.of_tokens(x_TD)
         q_PNH, k_PNH = self.of_distances(self.distance_dropout(table_PD))
         q_TNH, q_PNH = q_TNH * SCORES, q_PNH * SCORES
-        bias = DisentangledScores(places, q_TNH, k_TNH, q_PNH, k_PNH)
+        bias = DisentangledScores(positions, q_TNH, k_TNH, q_PNH, k_PNH)
         out_TNH = kernel.attend(q_TNH, k_TNH, v_TNH, layout, False, bias)
         return self.dropout(self.Wo(out_TNH.flatten(1)))
 
@@ -302,12 +302,12 @@ class Deberta(Encoder):
         hidden_TD = self.enter(packed)
         device, dtype = hidden_TD.device, compute_dtype(hidden_TD)
         kernel, layout = for_all_layers(self.compute, packed, device, dtype, self.config.score_bias)
-        places = Places.within(packed.position_ids_T, distance_rows(self.config, packed.max_seqlen))
+        positions = Places.within(packed.position_ids_T, distance_rows(self.config, packed.max_seqlen))
         table_PD = self.distance_norm(self.distances.weight)
         recompute = self.compute.activation_checkpointing and torch.is_grad_enabled()
         embedded_TD = hidden_TD
         for number, layer in enumerate(self.layers):
-            inputs = (hidden_TD, table_PD, places, kernel, layout)
+            inputs = (hidden_TD, table_PD, positions, kernel, layout)
             hidden_TD = checkpoint(layer, *inputs, use_reentrant=False) if recompute else layer(*inputs)
             if number == 0 and self.convolution is not None:
                 hidden_TD = self.convolution(hidden_TD, embedded_TD, sequences_of(packed))

@@ -148,5 +148,5 @@ def _kept(old: ModelConfig, new: ModelConfig) -> dict[str, dict[int, Tensor]]:
 
 def evenly(many: int, few: int, unit: int = 1) -> Tensor:
     """Return (int64) which of `many` are kept, evenly from the first to the last; `unit` of them stay together."""
-    units = torch.tensor([spread(place, few // unit, many // unit) for place in range(few // unit)])
+    units = torch.tensor([spread(unit_index, few // unit, many // unit) for unit_index in range(few // unit)])
     return (units[:, None] * unit + torch.arange(unit)).flatten()

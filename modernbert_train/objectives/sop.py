@@ -89,7 +89,7 @@ class SentenceOrder:
         settings: SentenceOrderConfig,
     ) -> Inputs:
         """Mask the halves as one text, without the [SEP] between them: concatenate, mask, and restore the layout."""
-        places = [
+        pair_positions = [
             np.r_[start : start + size, other : other + rest]
             for (start, other), (size, rest) in zip(starts_Q2.tolist(), lengths_Q2.tolist(), strict=True)
         ]
@@ -97,7 +97,11 @@ class SentenceOrder:
         joined_T = text.ids_T.copy()
         back_T = np.arange(len(joined_T))
         for start, at, middle, pair in zip(
-            text.starts_Q.tolist(), places, (starts_Q2[:, 1] - 1).tolist(), (lengths_Q2[:, 1] > 0).tolist(), strict=True
+            text.starts_Q.tolist(),
+            pair_positions,
+            (starts_Q2[:, 1] - 1).tolist(),
+            (lengths_Q2[:, 1] > 0).tolist(),
+            strict=True,
         ):
             end = start + len(at)
             joined_T[start:end] = ids_T[at]
@@ -115,5 +119,5 @@ class SentenceOrder:
         """Return the number of tokens of the first half, at least one and not all."""
         low, high = max(1, len(own) // 4), max(2, len(own) - len(own) // 4)
         ends = low + np.flatnonzero(np.isin(own[low - 1 : high - 1], self._ends)) if len(self._ends) else np.empty(0)
-        places = ends if len(ends) else np.arange(low, high)
-        return int(places[int(draw * len(places))])
+        cuts = ends if len(ends) else np.arange(low, high)
+        return int(cuts[int(draw * len(cuts))])

@@ -52,8 +52,8 @@ class Translation:
         out_T[back_T] = masked.ids_T
         num_predictions, positions_M = predictions(masked), masked.targets[POSITIONS].copy()
         positions_M[:num_predictions] = back_T[positions_M[:num_predictions]]
-        made = replace(masked, ids_T=out_T, targets={**masked.targets, POSITIONS: positions_M})
-        return replace(made, positions_T=self._positions(text)) if settings.reset_positions else made
+        restored = replace(masked, ids_T=out_T, targets={**masked.targets, POSITIONS: positions_M})
+        return replace(restored, positions_T=self._positions(text)) if settings.reset_positions else restored
 
     def _positions(self, text: PackedText) -> NDArray[np.int64]:
         """Return positions that restart at 0 at each boundary and at each [CLS]."""

@@ -185,17 +185,17 @@ def addresses(*columns: Sequence[Tensor]) -> Addresses:
     pointers = [[tensor.data_ptr() for tensor in tensors] for tensors in columns]
     table, device = torch.tensor(pointers), columns[0][0].device
     ends = [tensor.nbytes for tensor in columns[0]]
-    aligned = all(place % ACCESS == 0 for places in [*pointers, ends] for place in places)
+    aligned = all(address % ACCESS == 0 for places in [*pointers, ends] for address in places)
     return Addresses(table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table, aligned)
 
 
 def move_moments(
-    places: Addresses, layout: TensorTable, *, new1: float, new2: float, eps: float, decay: float
+    pointers: Addresses, layout: TensorTable, *, new1: float, new2: float, eps: float, decay: float
 ) -> Tensor:
     """Update the moments in place: m moves towards g by the share new1, v towards g^2 by new2.
 
     Args:
-        places: of params, grads, exp_avgs and exp_avg_sqs.
+        pointers: of params, grads, exp_avgs and exp_avg_sqs.
         layout: of their sizes.
         new1, new2, eps: see StableAdamW.
         decay: weight_decay / max_lr, the weight's factor in its direction.
@@ -203,11 +203,11 @@ def move_moments(
     Returns:
         sums_3P: fp64 sums over the local elements of g^2 / max(v, eps^2) / (global size), g^2 and direction^2.
     """
-    params, chunks, device = len(layout.sizes), len(layout.owner_K), places.table.device
+    params, chunks, device = len(layout.sizes), len(layout.owner_K), pointers.table.device
     sums_K3 = torch.empty((max(1, chunks), SUMS), dtype=torch.float64, device=device)
     if chunks:
         _move_moments[(chunks,)](
-            places.table,
+            pointers.table,
             layout.owner_K,
             layout.start_K,
             layout.size_P,
@@ -217,7 +217,7 @@ def move_moments(
             new2,
             eps,
             decay,
-            places.aligned,
+            pointers.aligned,
             CHUNK,
             WIDTH,
         )
@@ -227,11 +227,11 @@ def move_moments(
     return sums_P3.t().contiguous()
 
 
-def apply_updates(places: Addresses, layout: TensorTable, rate_P: Tensor, *, eps: float, decay: float) -> None:
+def apply_updates(pointers: Addresses, layout: TensorTable, rate_P: Tensor, *, eps: float, decay: float) -> None:
     """Compute p = p - rate (m / (sqrt(v) + eps) + decay p), in place, with a rate for each tensor."""
     if len(layout.owner_K):
         _apply[(len(layout.owner_K),)](
-            places.table,
+            pointers.table,
             layout.owner_K,
             layout.start_K,
             layout.size_P,
@@ -239,7 +239,7 @@ def apply_updates(places: Addresses, layout: TensorTable, rate_P: Tensor, *, eps
             len(layout.sizes),
             eps,
             decay,
-            places.aligned,
+            pointers.aligned,
             CHUNK,
             WIDTH,
         )

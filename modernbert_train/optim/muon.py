@@ -233,11 +233,11 @@ class _Matrices:
         owners = _Owners(sharding, self.rows, shards, costs)
         wholes = owners.gather(shards)
         del shards
-        for place, index in enumerate(owners.mine):
-            update, square = wholes[place].tensor_split([columns[index]], dim=1)
+        for position, index in enumerate(owners.mine):
+            update, square = wholes[position].tensor_split([columns[index]], dim=1)
             # contiguous, or sums run in another order than for an unsharded weight
             direction = self._direction(update.contiguous(), square if self.row_squares else None, self.parts[index])
-            wholes[place] = torch.cat([direction, square], dim=1) if self.row_squares else direction
+            wholes[position] = torch.cat([direction, square], dim=1) if self.row_squares else direction
         shards = owners.scatter(wholes)
         for square, shard in zip(self.row_squares, shards, strict=False):
             square.copy_(shard[:, -1:])
@@ -299,7 +299,7 @@ class _Owners:
 
     def gather(self, shards: Sequence[Tensor]) -> list[Tensor]:
         """Gather the whole weights of `mine` from the local shards of all weights."""
-        outgoing = [[shards[index] for index in places] for places in self._owned]
+        outgoing = [[shards[index] for index in indices] for indices in self._owned]
         shapes = [[self._shape(index, rank) for index in self.mine] for rank in range(self._ranks)]
         incoming = self._swap(outgoing, shapes)
         return [torch.cat(pieces) for pieces in zip(*incoming, strict=True)]

@@ -68,8 +68,8 @@ class PlannedPhase:
     @cached_property
     def fill(self) -> float:
         """Share of the tokens in the rows that are not padding."""
-        places = sum(part.steps * part.rows for part in self.ranges) * self.config.row_tokens
-        return self.tokens / places if places else self.text.fill
+        positions = sum(part.steps * part.rows for part in self.ranges) * self.config.row_tokens
+        return self.tokens / positions if positions else self.text.fill
 
 
 @dataclass(frozen=True)

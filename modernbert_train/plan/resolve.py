@@ -421,12 +421,12 @@ def _min_saves(config: RunConfig, tokens: int) -> int:
 
     Its hours are unknown: with checkpoint.interval_seconds it is expected to save more than once.
     """
-    settings, left = config.checkpoint, config.total_tokens - tokens
-    if left <= 0:
+    settings, tokens_left = config.checkpoint, config.total_tokens - tokens
+    if tokens_left <= 0:
         return 0
-    steps = -(-left // max(phase.batch_rows * phase.row_tokens for phase in config.phases.values()))
+    steps = -(-tokens_left // max(phase.batch_rows * phase.row_tokens for phase in config.phases.values()))
     by_steps = steps // settings.interval_steps if settings.interval_steps is not None else 0
-    by_tokens = min(steps, left // settings.interval_tokens) if settings.interval_tokens is not None else 0
+    by_tokens = min(steps, tokens_left // settings.interval_tokens) if settings.interval_tokens is not None else 0
     ends = sum(end > tokens for end in accumulate(phase.tokens for phase in config.phases.values()))
     return max(ends, by_steps, by_tokens, 1 if settings.interval_seconds is None else 2)
 

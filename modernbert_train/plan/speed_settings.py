@@ -99,12 +99,12 @@ def close_settings(config: RunConfig, *, gpus: RunGpus | None = None, ranks: int
         fresh: True if the run's folder, with its checkpoints and notes, will be moved aside.
     """
     device = CPU if gpus is None else OLD_GPU if gpus.lacks else GPU
-    left = open_settings(config)
+    open_keys = open_settings(config)
     last = None if fresh else last_trained(config)
     before = {} if last is None else kept(config, last)
     before = {key: value for key, value in before.items() if _can(device, key, value)}
     closed = on_device(config, device, gpus, ranks, before)
-    chosen = {key: value_of(closed, key) for key in left}
+    chosen = {key: value_of(closed, key) for key in open_keys}
     noted = {} if fresh else read_backoff(Path(config.folder))
     halved = {key: tokens for key, tokens in noted.items() if key in chosen and tokens < chosen[key]}
     closed, chosen = with_settings(closed, halved), chosen | halved
@@ -124,8 +124,8 @@ def on_device(
         ranks: ranks of the run.
         measured: values of open keys that take precedence.
     """
-    left = open_settings(config)
-    fast = {key: value for key, value in FAST.items() if device == GPU and key in left}
+    open_keys = open_settings(config)
+    fast = {key: value for key, value in FAST.items() if device == GPU and key in open_keys}
     closed = with_settings(config, fast | (measured or {}))
     return filled(closed, {} if gpu is None else microbatches(closed, gpu, ranks))
 

@@ -35,6 +35,6 @@ class Counting:
             return
         self._next = now + (_REDRAW_SECONDS if self._redraws else _LINE_SECONDS)
         speed = self.done / max(1e-9, now - self._began)
-        left = "" if ends else f", {duration((self.total - self.done) / speed)} left"
+        time_left = "" if ends else f", {duration((self.total - self.done) / speed)} left"
         start, end = ("\r\x1b[K", "\n" if ends else "") if self._redraws else ("", "\n")
-        print(f"{start}{self._label} {self.done:,} of {self.total:,}, {speed:,.0f}/s{left}", end=end, flush=True)
+        print(f"{start}{self._label} {self.done:,} of {self.total:,}, {speed:,.0f}/s{time_left}", end=end, flush=True)

@@ -87,16 +87,16 @@ class Progress:
         sys.stdout.flush()
 
     def _text(self, entry: dict[str, Any], width: int | None) -> str:
-        total, speed, left = self._total, self._mean("tokens_per_second"), entry["seconds_left"]
+        total, speed, seconds_left = self._total, self._mean("tokens_per_second"), entry["seconds_left"]
         done = f"{min(1.0, entry['tokens'] / total):.1%}"
         first = [
             (done, done),
             (f"loss {self.loss:.3f}", f"{self.loss:.3f}"),
             (f"{speed:,.0f} tok/s", f"{tokens_text(speed).replace(' ', '')}/s"),
-            (f"{duration(left)} left", duration(left).replace(" ", "")),
+            (f"{duration(seconds_left)} left", duration(seconds_left).replace(" ", "")),
         ]
         optional = [
-            f"ends {ending(left, datetime.now())}",
+            f"ends {ending(seconds_left, datetime.now())}",
             entry["phase"],
             f"step {entry['step']:,}",
             f"{tokens_text(entry['tokens'], 4)} of {tokens_text(total)} tokens",

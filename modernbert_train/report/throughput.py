@@ -164,8 +164,8 @@ class Meter:
         elapsed = now - self._began
         between = max(0.0, elapsed - self._in_steps) / max(elapsed, _SETTLED_SECONDS)
         seconds_per_token = sum(step[0] for step in recent) / sum(step[1] for step in recent)
-        left = max(0, self._total - plan.tokens_before - plan.tokens)
-        return left * seconds_per_token / (1 - min(between, 0.9))
+        tokens_left = max(0, self._total - plan.tokens_before - plan.tokens)
+        return tokens_left * seconds_per_token / (1 - min(between, 0.9))
 
 
 def _streams(streams: Sequence[StreamCount]) -> dict[str, Any]:

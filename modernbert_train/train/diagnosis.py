@@ -228,13 +228,13 @@ def _chunks_of(
     chunks, sequence = [], 0
     boundaries = batch.packed.cu_seqlens_S.tolist()
     for row in rows:
-        left = plan.row_tokens
+        tokens_left = plan.row_tokens
         for chunk in row:
             if not hit.isdisjoint(range(*boundaries[sequence : sequence + 2])):
                 chunks.append(chunk)
-            left -= chunk.length + plan.objective.special_tokens
+            tokens_left -= chunk.length + plan.objective.special_tokens
             sequence += 1
-        sequence += left > 0  # the row's padding
+        sequence += tokens_left > 0  # the row's padding
     return chunks or everything
 
 
@@ -259,7 +259,7 @@ def diagnose(
         the highest loss); `damaged_weights` and `damaged_gradients`, names of parameters with values that are not
         finite. Also True if this rank has left the others (see `LeftOthers`): only it has the answer, and all must end.
     """
-    left = False
+    out_of_step = False
     named = [*model.model.named_parameters()]
     gradients = {name: _local(p.grad) for name, p in named if p.grad is not None}
     damaged_weights = _not_finite({name: _local(p) for name, p in named})
@@ -271,11 +271,11 @@ def diagnose(
         try:
             findings = find_non_finite(model, batch, compute, seed, step)
         except LeftOthers as error:
-            findings, left = error.findings, True
+            findings, out_of_step = error.findings, True
         if not findings:
             numbers = [number for number, loss in enumerate(losses) if not math.isfinite(loss)]
-            place = f"{NOT_AGAIN} of {socket.gethostname()}"
-            findings = [Finding(number, place, _chunks(batch, number)) for number in numbers]
+            where = f"{NOT_AGAIN} of {socket.gethostname()}"
+            findings = [Finding(number, where, _chunks(batch, number)) for number in numbers]
     mine = [
         {
             "rank": this_rank(),
@@ -287,7 +287,7 @@ def diagnose(
         for finding in findings
     ]
     own = (mine, damaged_weights, damaged_gradients)
-    ranks = [own] if left else gather_from_all(own)
+    ranks = [own] if out_of_step else gather_from_all(own)
     microbatches = [each for one, _, _ in ranks for each in one]
     if fault == "spike":
         microbatches = [max(microbatches, key=lambda each: each["loss"])]
@@ -298,7 +298,7 @@ def diagnose(
         "damaged_weights": list(dict.fromkeys(name for _, names, _ in ranks for name in names)),
         "damaged_gradients": list(dict.fromkeys(name for _, _, names in ranks for name in names)),
     }
-    return diagnosis, left
+    return diagnosis, out_of_step
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
@@ -330,10 +330,10 @@ def _out_of_memory_ignored() -> Iterator[None]:
 def hardware_at_fault(microbatches: Sequence[dict[str, Any]]) -> tuple[int, str] | None:
     """Return (rank, host) if the faults that did not recur were all on one rank; otherwise None."""
     of_hardware = f"{NOT_AGAIN} of "
-    places = {(each["rank"], each["place"]) for each in microbatches}
-    if len(places) != 1:
+    suspects = {(each["rank"], each["place"]) for each in microbatches}
+    if len(suspects) != 1:
         return None
-    ((rank, place),) = places
+    ((rank, place),) = suspects
     return (rank, place.removeprefix(of_hardware)) if place.startswith(of_hardware) else None
 
 

@@ -43,8 +43,8 @@ class Events:
 
     def log_clock(self) -> None:
         """Log the position of the run, by Composer's metric names."""
-        now, places = self._state.timestamp, ("batch", "sample", "token")
+        now, units = self._state.timestamp, ("batch", "sample", "token")
         self._trainer.logger.log_metrics(
-            {f"time/{place}{within}": getattr(now, f"{place}{within}").value for place in places
+            {f"time/{unit}{within}": getattr(now, f"{unit}{within}").value for unit in units
              for within in ("", "_in_epoch")}
         )  # fmt: skip

@@ -61,8 +61,8 @@ def first_pass(
     losses, of_scale = compared.losses_Q.split(queries), compared.scale_gradient_Q.split(queries)
     flops = {FLOPS: flops_of(all_VW, everyone, settings)} if settings.is_sparse else {}
     targets: list[Mapping[str, Tensor]] = []
-    for size, places, gradient, loss, by_scale in zip(sizes, rows, gradients, losses, of_scale, strict=True):
+    for size, positions, gradient, loss, by_scale in zip(sizes, rows, gradients, losses, of_scale, strict=True):
         padded = gradient.new_zeros(size, gradient.shape[1])
-        padded[places] = gradient
+        padded[positions] = gradient
         targets.append({GRADIENT: padded, LOSS: loss.sum(), SCALE_GRADIENT: by_scale.sum(), **flops})
     return targets

@@ -182,7 +182,9 @@ class Guard:
         losses = microbatch_losses(batch.plan.objective.terms, sums)
         if self._compute.bf16:
             entry["precision"] = "bf16"
-        diagnosis, left = diagnose(self._model, batch, self._compute, self._seed, step - 1, entry["fault"], losses)
+        diagnosis, out_of_step = diagnose(
+            self._model, batch, self._compute, self._seed, step - 1, entry["fault"], losses
+        )
         entry |= diagnosis
         for chunk in (chunk for each in entry["microbatches"] for chunk in each["documents"]):
             chunk["stream"] = self._streams.stream_of(chunk["document"])
@@ -194,13 +196,13 @@ class Guard:
         if refusal := why_stop(self._settings, entry["action"], done=done, damaged_weights=damaged):
             reason, entry["action"] = refusal, "stop"
         elif entry["action"] == "roll_back":
-            target = self._newest_target(entry) if left else self._find_target(entry)
+            target = self._newest_target(entry) if out_of_step else self._find_target(entry)
             if target is None:
                 reason, entry["action"] = "there is no checkpoint of this phase to roll back to", "stop"
             else:
                 entry["to"] = target.folder.name
         record = partial(self._folder.record_fault, entry)
-        if left:  # rank 0 waits in a layer's collective and cannot join another
+        if out_of_step:  # rank 0 waits in a layer's collective and cannot join another
             record()
         else:
             on_rank_zero(record)
@@ -218,7 +220,7 @@ class Guard:
             )
             unstable.at_fault = hardware_at_fault(entry["microbatches"])
             raise unstable
-        if left:
+        if out_of_step:
             raise StartAgain(
                 f"{text}. The other ranks wait in the search, so all ranks start again from the last checkpoint and "
                 f"apply this at the same step; see {self._folder.faults}"

@@ -135,7 +135,7 @@ def _parts(hub: Classifiers, name: str, model: Any, matrix_B: Tensor) -> Iterato
 def _within_layer(name: str) -> str:
     """Return the part of a module's name after its layer number, by which peft finds it in all layers."""
     words = name.split(".")
-    numbers = [place for place, part in enumerate(words) if part.isdigit()]
+    numbers = [index for index, part in enumerate(words) if part.isdigit()]
     return ".".join(words[numbers[-1] + 1 :] if numbers else words)
 
 

@@ -43,19 +43,21 @@ def fill(name: str | Path, texts: Sequence[str], top: int = 5) -> str:
     lines = []
     for text in texts:
         encoded = tokenizer(text.replace(CONVENTION["mask"], tokenizer.mask_token), return_tensors="pt")
-        places = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
-        if len(places) != 1:
-            raise DataError(f"{text!r}: has {len(places)} [MASK], expected one. Write the text with one [MASK] in it.")
-        if from_before and places[0] == 0:
+        positions = (encoded["input_ids"][0] == tokenizer.mask_token_id).nonzero().flatten()
+        if len(positions) != 1:
+            raise DataError(
+                f"{text!r}: has {len(positions)} [MASK], expected one. Write the text with one [MASK] in it."
+            )
+        if from_before and positions[0] == 0:
             raise DataError(
                 f"{text!r}: no text before its [MASK], and this model predicts from the token before. Add text."
             )
         if by_query:
             size = encoded["input_ids"].shape[1]
-            is_place = torch.zeros(1, 1, size).index_fill(2, places, 1.0)
+            is_place = torch.zeros(1, 1, size).index_fill(2, positions, 1.0)
             encoded |= {"perm_mask": is_place.expand(1, size, size), "target_mapping": is_place}
         with torch.no_grad():
-            logits_V = model(**encoded).logits[0, 0 if by_query else int(places[0]) - from_before]
+            logits_V = model(**encoded).logits[0, 0 if by_query else int(positions[0]) - from_before]
         if not logits_V.isfinite().all():
             raise DataError(f"{name}: predicts numbers that are not finite. Restore its weights from a copy.")
         probabilities, ids = logits_V.softmax(-1).topk(min(top, len(logits_V)))

@@ -271,9 +271,9 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
     name = next(iter(config.weights.named.values()), None)
     keys = {field.name for field in fields(config.model)} & {*_TAKEN, *(DROPOUTS if config.weights.init_from else ())}
     keys -= {*_SCALING} if "model.rope_scaling" in overridden else set()  # given, it replaces the model's scaling whole
-    left = sorted(key for key in keys if f"model.{key}" not in overridden)
+    not_set = sorted(key for key in keys if f"model.{key}" not in overridden)
     is_short = config.objective.compares and config.objective.max_tokens is None
-    if name is None or not (left or is_short):
+    if name is None or not (not_set or is_short):
         return config
     trained, saved = None, Path(config.folder) / CONFIG_YAML
     if saved.is_file():
@@ -286,7 +286,7 @@ def read_config(files: Sequence[str | Path], overrides: Sequence[str] = ()) -> R
         return config
     model, longest = trained
     if isinstance(model, type(config.model)):
-        config = replace(config, model=replace(config.model, **{key: getattr(model, key) for key in left}))
+        config = replace(config, model=replace(config.model, **{key: getattr(model, key) for key in not_set}))
     if is_short and longest is not None:
         longest = max(longest, *(phase.row_tokens for phase in config.phases.values()))
         longest = min(longest, config.model.max_positions or longest)

@@ -247,8 +247,8 @@ def as_text(listed: Sequence[Listed], selection: Selection) -> str:
     if not listed:
         return f"no checkpoint yet in {selection.checkpoints}"
     copies = any(each.in_replica is not None for each in listed)
-    places = ["replica"] if copies else []
-    rows: list[tuple[str, ...]] = [("step", "tokens", "phase", "written", "MB", "state", *places, "kept as")]
+    replica_column = ["replica"] if copies else []
+    rows: list[tuple[str, ...]] = [("step", "tokens", "phase", "written", "MB", "state", *replica_column, "kept as")]
     for each in listed:
         cells = [
             f"{each.step:,}",

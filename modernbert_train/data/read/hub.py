@@ -66,13 +66,13 @@ def read_hub(span: Span, source: RowSourceConfig) -> Iterator[Row]:
             data.
     """
     shard, shards = span.begin, span.end or 1
-    place = f"{source.path}/{source.split or 'train'}" + (f" part {shard + 1} of {shards}" if shards > 1 else "")
+    where = f"{source.path}/{source.split or 'train'}" + (f" part {shard + 1} of {shards}" if shards > 1 else "")
     with _errors_of(span.source, source):
         rows = _hub_rows(source)
         if shards > 1:
             rows = rows.shard(num_shards=shards, index=shard)
         for number, row in enumerate(rows, start=1):
-            yield Row(f"{place}:{number}", row, line=number)
+            yield Row(f"{where}:{number}", row, line=number)
 
 
 def _hub_rows(source: RowSourceConfig) -> Any:

@@ -65,14 +65,14 @@ def read_jsonl(span: Span, source: RowSourceConfig, columns: Columns, max_charac
                 return
             number += 1
             id, size = f"{file}:{number}" if begin == 0 else f"{file} at byte {offset}", len(line)
-            place = number if begin == 0 else 0
+            line_number = number if begin == 0 else 0
             if size == longest and not line.endswith(b"\n"):
                 size += skip_line(lines)
                 detail = f"a line of {size} bytes, more than {longest} for max_characters={max_characters}"
-                yield LeftOut(id, "too_long", detail, line=place)
+                yield LeftOut(id, "too_long", detail, line=line_number)
             elif line.strip():
                 encoding = UTF_8 if altered else source.encoding
-                yield _parse_line(id, place, line, offset, columns, encoding, altered, in_utf_8)
+                yield _parse_line(id, line_number, line, offset, columns, encoding, altered, in_utf_8)
             offset += size
 
 

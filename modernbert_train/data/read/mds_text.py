@@ -33,12 +33,12 @@ def read_mds(span: Span, source: RowSourceConfig, columns: Columns, max_characte
         problem = Columns((text,)).lacking([f"{name} ({encoding})" for name, encoding in names.items()])
         yield no_column(f"{span.path}: all documents", f"{problem}; it must hold text (str or bytes)")
         return
-    place = ColumnPlace(header, text)
+    text_place = ColumnPlace(header, text)
     optional = {c for column in columns.optional for c in (column, column.split(".")[0]) if _is_plain(names.get(c))}
     others = {column: ColumnPlace(header, column) for column in optional}
     for number in range(1, len(shard.offsets)):
         sample = shard.sample(number - 1)
-        decoded = decode(f"{span.path}:{number}", bytes(place.value(sample)))
+        decoded = decode(f"{span.path}:{number}", bytes(text_place.value(sample)))
         if isinstance(decoded, LeftOut):
             yield decoded
             continue

@@ -59,15 +59,15 @@ def read_rows(span: Span, source: RowSourceConfig, columns: Columns, max_charact
     Raises:
         DataError: a hub dataset fails at any row.
     """
-    place = f"all of {span.path}"
+    where = f"all of {span.path}"
     try:
         for item in _rows(span, source, columns, max_characters):
-            place = f"all after {item.id}"
+            where = f"all after {item.id}"
             yield item
     except DataError:
         raise
     except Exception as error:  # from disks, codecs and decompressors; the rest of the span is lost
-        yield unreadable(place, error)
+        yield unreadable(where, error)
 
 
 def _rows(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:

@@ -238,4 +238,4 @@ def _label(span: tuple[int, int], first: int, number: int, before: int) -> NDArr
         return np.full((1, 2), IGNORED_LABEL, dtype=np.int32)
     if span[0] < first or span[1] >= first + number:
         return np.zeros((1, 2), dtype=np.int32)
-    return np.array([[before + place - first for place in span]], dtype=np.int32)
+    return np.array([[before + position - first for position in span]], dtype=np.int32)

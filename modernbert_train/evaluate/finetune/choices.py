@@ -133,11 +133,11 @@ def _texts(example: Example, task: TaskConfig) -> list[str]:
 def _right(example: Example, task: TaskConfig, names: Sequence[str]) -> Any:
     with values_as(DataError, example.place):
         label = class_name(example.label, task.label_column, names)
-    place = names.index(label) if label in names else int(label) if label.lstrip("-").isdecimal() else -1
+    index = names.index(label) if label in names else int(label) if label.lstrip("-").isdecimal() else -1
     number = _number(example, task)
-    if not 0 <= place < number:
+    if not 0 <= index < number:
         raise DataError(
             f"{example.place}: {task.label_column}={label}, and there are {number} choices: write 0 to {number - 1}, "
             "or name them in labels. A split that hides its labels belongs under predict."
         )
-    return np.array([[place]], dtype=np.int32)
+    return np.array([[index]], dtype=np.int32)

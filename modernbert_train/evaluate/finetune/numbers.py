@@ -136,9 +136,9 @@ def named_classes(example: Example, values: Sequence[Any], task: TaskConfig, nam
     """
     with values_as(DataError, example.place):
         class_names = [class_name(each, task.label_column, names) for each in values]
-    places = [not isinstance(each, str) or isinstance(each, Cell) for each in values]  # a text in .jsonl is a name
-    named = zip(class_names, places, strict=True)
-    return tuple(dict.fromkeys(by_place(example, each, names) if place else each for each, place in named))
+    are_numbers = [not isinstance(each, str) or isinstance(each, Cell) for each in values]  # a text in .jsonl is a name
+    named = zip(class_names, are_numbers, strict=True)
+    return tuple(dict.fromkeys(by_place(example, each, names) if is_number else each for each, is_number in named))
 
 
 def class_name(value: Any, column: str, names: Collection[str] = ()) -> str:

@@ -79,7 +79,7 @@ class Relation(OneClass):
 def _marked(text: str) -> tuple[str, int, int]:
     """Return the text with punctuation for its marks, and the range of characters between the outer marks."""
     words = " ".join(re.sub("|".join(_MARKS), lambda mark: f" {mark[0]} ", text).split()).split(" ")
-    places = [number for number, word in enumerate(words) if word in _MARKS]
+    positions = [number for number, word in enumerate(words) if word in _MARKS]
     written = [_MARKS.get(word, word) for word in words]
-    before, until = (len(" ".join(written[:place])) for place in (places[0], places[-1] + 1))
+    before, until = (len(" ".join(written[:position])) for position in (positions[0], positions[-1] + 1))
     return " ".join(written), before, until

@@ -115,12 +115,12 @@ def _read(folder: Path, requested: Mapping[str, Any]) -> Prepared:
     unread, damage = f"{folder / ABOUT}: cannot be read", (ValueError, KeyError, TypeError)
     with os_errors_as(DataError, unread, f"Remove {folder}, and it is made again.", *damage):
         about = read_json(folder / ABOUT)
-        made, counts = about["asked"], {name: Counts(**each) for name, each in about["counts"].items()}
+        recorded, counts = about["asked"], {name: Counts(**each) for name, each in about["counts"].items()}
         labels, unseen = tuple(about["labels"]), {name: tuple(each) for name, each in about["unseen"].items()}
         longest = int(about["longest"])
     refuse(
         f"{folder}: made from another task, other texts or another tokenizer",
-        changes({key: made.get(key) for key in requested}, requested),
+        changes({key: recorded.get(key) for key in requested}, requested),
         f"Give this run another name=, or remove {folder.parent}.",
     )
     card = read_card(folder / TRAIN)
@@ -180,17 +180,20 @@ def _write_split(
     counts, longest = Counts(), 0
     with tokenizer_threads(False), file_of_texts(staging / name).open("w", encoding="utf-8") as about:
         encoded = kind_of(task.kind).encode(split, labels.values[name], labels, reader, counts)
-        for made, example in zip(encoded, split.examples, strict=True):
-            entry: dict[str, Any] = {"line": example.line, "document": writer.documents if made.documents else None}
-            entry |= ({"id": example.id} if task.id_column else {}) | made.entry
+        for encoded_example, example in zip(encoded, split.examples, strict=True):
+            entry: dict[str, Any] = {
+                "line": example.line,
+                "document": writer.documents if encoded_example.documents else None,
+            }
+            entry |= ({"id": example.id} if task.id_column else {}) | encoded_example.entry
             about.write(json.dumps(entry) + "\n")
-            for ids, value in made.documents:
+            for ids, value in encoded_example.documents:
                 writer.write(ids, value)
                 longest = max(longest, len(ids) + SPECIAL_TOKENS)
-            if made.documents:
+            if encoded_example.documents:
                 counts.texts += 1
-            elif made.left_out:
-                setattr(counts, made.left_out, getattr(counts, made.left_out) + 1)
+            elif encoded_example.left_out:
+                setattr(counts, encoded_example.left_out, getattr(counts, encoded_example.left_out) + 1)
     if not counts.texts:
         raise DataError(f"{split.source}: contains no text with a letter. Name another file or column.")
     writer.finish()

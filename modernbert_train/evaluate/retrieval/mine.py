@@ -198,7 +198,9 @@ def _mine(
         mined.setdefault((row["query"], row["positive"]), []).append(
             (row["negative"], round(row["scores"][1], _DIGITS))
         )
-    both = [kept[side].of([pair[place] for pair in pairs]) for place, side in enumerate(("query", "document"))]
+    both = [
+        kept[side].of([pair[side_index] for pair in pairs]) for side_index, side in enumerate(("query", "document"))
+    ]
     return mined, [round(score, _DIGITS) for score in model.similarity_pairwise(*both).tolist()]
 
 

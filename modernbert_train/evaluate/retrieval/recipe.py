@@ -107,8 +107,12 @@ def pair_files(index: int, name: str, config: RetrievalConfig) -> Iterator[Path]
 def _refuse_earlier(folder: Path) -> None:
     if not (folder / _EARLIER).is_file():
         return
-    left = sorted(path.name for path in (folder / "checkpoints").glob("checkpoint-*"))
-    remains = f"its checkpoints ({', '.join(left)}) cannot be resumed" if left else "it cannot be resumed"
+    old_checkpoints = sorted(path.name for path in (folder / "checkpoints").glob("checkpoint-*"))
+    remains = (
+        f"its checkpoints ({', '.join(old_checkpoints)}) cannot be resumed"
+        if old_checkpoints
+        else "it cannot be resumed"
+    )
     measured = f" Its model is measured by `retrieval evaluate SET --model {folder / MODEL}`."
     raise ConfigError(
         f"{folder / _EARLIER}: written by the trainer of an earlier version, and {remains}. Name another run with "

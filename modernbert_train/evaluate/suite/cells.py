@@ -127,11 +127,15 @@ def _differences(
     hash_of: Callable[[Path], str],
 ) -> Iterator[str]:
     named = named_model(cell.model)
-    path, first, made = Path(named.source), str(result.get("weights", "")), result.get("source_weights")
+    path, first, source_hash = Path(named.source), str(result.get("weights", "")), result.get("source_weights")
     newest = None if is_checkpoint(path) else newest_step(path)
     if newest is not None and first not in ("", "scratch") and f"={newest};" not in f"{first};":
         yield f"its first weights are {first.split(';')[0]}, and {newest} is there now"
-    elif made is not None and UNTRAINED not in named.baseline and weights_now(named.source) not in (made, None):
+    elif (
+        source_hash is not None
+        and UNTRAINED not in named.baseline
+        and weights_now(named.source) not in (source_hash, None)
+    ):
         yield f"the weights in {named.source} have changed since"
     for name, file, sha256 in _files_read(result, folder):
         with suppress(OSError):  # removed files cannot be compared
@@ -171,9 +175,9 @@ def run_cells(
     broken: dict[Any, Failure] = {}  # texts and model whose data are missing or damaged, for every seed
     on_cpu = any("compute.device=cpu" in cell.overrides for cell in cells)
     gpus = 0 if on_cpu else count_gpus()
-    places = min(jobs or gpus or 1, max(1, total))
+    num_slots = min(jobs or gpus or 1, max(1, total))
     environment = {**os.environ, "PYTHONPATH": path_of_children()}
-    own = environments(places, environment, gpus, os.cpu_count() or 1)
+    own = environments(num_slots, environment, gpus, os.cpu_count() or 1)
     over = 0
 
     def fails(cell: Cell, failure: Failure) -> None:

@@ -56,10 +56,10 @@ def _own_folder(plan: Plan, model: str, kind: str) -> Iterator[Path]:
     now = {"model": model, "weights": plan.weights_now(named_model(model).source)}
     remedy = "Free some space, or remove a damaged run; the same command resumes."
     with os_errors_as(StorageError, f"{folder}: cannot be written", remedy, ValueError, KeyError):
-        made = None
+        recorded = None
         with suppress(OSError, ValueError):
-            made = read_json(record)
-        if made != now:
+            recorded = read_json(record)
+        if recorded != now:
             shutil.rmtree(folder, ignore_errors=True)
         yield folder
         if folder.is_dir():
@@ -77,12 +77,12 @@ def _write(file: Path, text: str | None) -> None:
 def _copy_adapter(plan: Plan, model: str, name: str, own: Path) -> Iterator[str]:
     """Copy the adapter of a task; one of another base than the model is left out: yield a line about it."""
     cell, base = plan.best(name, model), named_model(model).source
-    made = None if cell is None else plan.out / cell.name / ADAPTER
-    if made is not None and (made / ADAPTER_JSON).is_file():
-        other, run = read_json(made / ADAPTER_JSON)["base_model_name_or_path"], run_of(Path(base)) or Path(base)
+    adapter = None if cell is None else plan.out / cell.name / ADAPTER
+    if adapter is not None and (adapter / ADAPTER_JSON).is_file():
+        other, run = read_json(adapter / ADAPTER_JSON)["base_model_name_or_path"], run_of(Path(base)) or Path(base)
         if other == base or Path(other).parent == run:  # itself, or an export of it; see `base_of`
             with whole_folder(own) as new:
-                shutil.copytree(made, new, dirs_exist_ok=True)
+                shutil.copytree(adapter, new, dirs_exist_ok=True)
             return
-        yield f"{name}: its adapter is of {other} and not of {base}; it stays in {made}"
+        yield f"{name}: its adapter is of {other} and not of {base}; it stays in {adapter}"
     shutil.rmtree(own, ignore_errors=True)

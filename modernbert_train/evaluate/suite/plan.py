@@ -368,17 +368,17 @@ class Plan:
 
         Ordered by seed, so that every cell of the table gets a figure early.
         """
-        for place in range(len(self.seeds)):
+        for index in range(len(self.seeds)):
             for name in names:
                 seeds, deciding = self.seeds_of(name), self.choosing_seeds(name)
-                if place >= len(seeds) or (seeds[place] in deciding) != choosing:
+                if index >= len(seeds) or (seeds[index] in deciding) != choosing:
                     continue
                 for model in self.models:
                     if self.unfit(name, model) is not None:
                         continue
                     chosen = [self.chosen(name, model)] if not choosing else self.choices(name, model)
                     for choice in chosen:
-                        if choice is not None and (cell := self.cell(name, model, choice, seeds[place])) is not None:
+                        if choice is not None and (cell := self.cell(name, model, choice, seeds[index])) is not None:
                             yield cell
 
     def _what(self, task: SuiteTaskConfig) -> str:

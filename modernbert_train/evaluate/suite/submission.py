@@ -70,14 +70,14 @@ def predict(task_name: str, run: Path, words: Sequence[str], out: Path) -> None:
     first, *overrides = words
     files = {name: SubmitConfig(**part) for name, part in parse_json(first.removeprefix("submit=")).items()}
     config, (task, _) = load_run([run / "config.yaml"]), read_task(task_name, overrides)
-    made = read_json(run / "task" / ABOUT)["asked"]
+    requested = read_json(run / "task" / ABOUT)["asked"]
     objective = cast(LabelledConfig, config.objective)
     labels = list(objective.labels)
     labelled = next(iter(task.validation.values()))  # small, while the training texts are many
     splits = {each.split.replace("/", "-"): each.split for each in files.values()}
     to_predict, texts = replace(task, train=labelled, validation={}, predict=splits, labels=labels), out / "task"
     shutil.rmtree(texts, ignore_errors=True)  # left by a killed process
-    prepared = prepare(to_predict, run / "task" / TOKENIZER, made["max_tokens"], texts)
+    prepared = prepare(to_predict, run / "task" / TOKENIZER, requested["max_tokens"], texts)
     write_predictions(config, to_predict, prepared, find_outcome(config, task).checkpoint, out / PREDICTIONS)
     write_submission(files, kind_of(task.kind), labels, task_name, run, out)
     for each in texts.iterdir():

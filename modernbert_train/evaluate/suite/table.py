@@ -101,9 +101,10 @@ def _notes(plan: Plan, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             continue
         for name, cell in zip(plan.suite.tasks, row["cells"], strict=False):
             task, choices = plan.suite.tasks[name], plan.choices(name, row["source"])
-            if left := len(choices_of(task)) - len(choices):
-                yield f"{name} of {row['model']}: {plural(left, 'choice')} not run, since this model ignores the keys."
-            if cell["chosen"] and (len(choices) > 1 or not left):
+            if num_ignored := len(choices_of(task)) - len(choices):
+                left_out = plural(num_ignored, "choice")
+                yield f"{name} of {row['model']}: {left_out} not run, since this model ignores the keys."
+            if cell["chosen"] and (len(choices) > 1 or not num_ignored):
                 by = len(plan.choosing_seeds(name))
                 on = f" on {split}" if (split := task.choose_on or task.split) else ""
                 some = f" with {by} of {plural(len(plan.seeds_of(name)), 'seed')}"

@@ -107,8 +107,8 @@ def _load(base, start, stride, num_tokens, LINES: tl.constexpr, WIDTH: tl.conste
 @triton.jit
 def _store(base, start, stride, first, end, values, LINES: tl.constexpr, WIDTH: tl.constexpr):
     """Store the lines of a tile in [first, end)."""
-    place = _place(base, start, stride, LINES, WIDTH)
-    tl.store(place, values.to(base.dtype.element_ty), mask=_within(start, first, end, LINES)[:, None])
+    pointers = _place(base, start, stride, LINES, WIDTH)
+    tl.store(pointers, values.to(base.dtype.element_ty), mask=_within(start, first, end, LINES)[:, None])
 
 
 @triton.jit

@@ -47,9 +47,9 @@ def _names(name: str, config: AlbertConfig) -> tuple[str, ...]:
     names, layer, attentions = _ATTENTION, int(number), len(config.passes("attention"))
     if layer >= attentions:
         names, layer = _FFN, layer - attentions
-    group, place = divmod(layer, config.group_layers)
+    group, position = divmod(layer, config.group_layers)
     return tuple(
-        f"albert.encoder.albert_layer_groups.{group}.albert_layers.{place}.{each}.{end}" for each in names[part]
+        f"albert.encoder.albert_layer_groups.{group}.albert_layers.{position}.{each}.{end}" for each in names[part]
     )
 
 

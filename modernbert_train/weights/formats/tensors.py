@@ -128,7 +128,7 @@ def from_hf(
 
     optional = shapes is None
     shapes = shapes or all_shapes(config)
-    places_by_name = {ours: places for ours in shapes if (places := places_of(hub, ours, config))}
+    places_by_name = {ours: copies_of for ours in shapes if (copies_of := places_of(hub, ours, config))}
     classes = _names(places_by_name, TOKEN_HEAD)
     # a detector has classes of tokens and no predictions; an encoder may have no head
     no_head = (bool(classes) and all(name in tensors for name in classes)) or getattr(hub, "headless", False)
@@ -136,13 +136,15 @@ def from_hf(
         if not all(name in tensors for name in _names(places_by_name, head)):
             for name in _names(places_by_name, head):
                 tensors.pop(name, None)
-            places_by_name = {ours: places for ours, places in places_by_name.items() if module_of(ours) != head}
-    part_of = {ours: (shapes[ours][0] // len(places[0]), *shapes[ours][1:]) for ours, places in places_by_name.items()}
+            places_by_name = {ours: copies_of for ours, copies_of in places_by_name.items() if module_of(ours) != head}
+    part_of = {
+        ours: (shapes[ours][0] // len(copies_of[0]), *shapes[ours][1:]) for ours, copies_of in places_by_name.items()
+    }
     other = {ours: shape for ours in places_by_name if (shape := stored_shape(hub, ours, config)) is not None}
     expected = {
         name: other[ours].dims if ours in other else part_of[ours]
-        for ours, places in places_by_name.items()
-        for parts in places
+        for ours, copies_of in places_by_name.items()
+        for parts in copies_of
         for name in parts
     }
     if wrong := [others[name] for name in expected if name in others]:
@@ -203,8 +205,10 @@ def _compare(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ..
             raise mistake(f"{name} has the shape {tuple(tensors[name].shape)} and not {shape}")
 
 
-def _compare_copies(tensors: Mapping[str, Tensor], places: Iterable[Sequence[tuple[str, ...]]], where: str) -> None:
-    for first, *others in places:
+def _compare_copies(
+    tensors: Mapping[str, Tensor], names_of_copies: Iterable[Sequence[tuple[str, ...]]], where: str
+) -> None:
+    for first, *others in names_of_copies:
         for parts in others:
             for name, copy in zip(first, parts, strict=True):
                 if not torch.equal(tensors[name], tensors[copy]):
