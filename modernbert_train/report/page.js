@@ -125,19 +125,19 @@ function look(number) { // neighbours differ in colour and dashes both
 
 // ---- the runs
 
-function take(index, found) {
+function take(index, update) {
   const run = runs[index] ?? (runs[index] = { number: index, columns: {}, means: {} });
   for (const part of ["columns", "means"]) {
     const before = run[part];
     run[part] = {};
-    const names = Object.keys(found[part]);
-    if (found.first) for (const name of Object.keys(before)) if (!names.includes(name)) names.push(name);
+    const names = Object.keys(update[part]);
+    if (update.first) for (const name of Object.keys(before)) if (!names.includes(name)) names.push(name);
     for (const name of names) {
-      const old = found.first ? (before[name] ?? Array(found.first).fill(null)).slice(0, found.first) : [];
-      run[part][name] = found.first ? old.concat(found[part][name] ?? []) : found[part][name];
+      const old = update.first ? (before[name] ?? Array(update.first).fill(null)).slice(0, update.first) : [];
+      run[part][name] = update.first ? old.concat(update[part][name] ?? []) : update[part][name];
     }
   }
-  const { columns, means, ...about } = found;
+  const { columns, means, ...about } = update;
   Object.assign(run, about, { text: null, drawn: new Map(), places: new Map() });
 }
 
@@ -158,16 +158,16 @@ function smoothed(values, means, steps, share, total) {
     sums[i + 1] = sums[i] + (value ?? 0) * weight;
     weights[i + 1] = weights[i] + weight;
   }
-  const found = new Array(count);
+  const averages = new Array(count);
   let low = 0, high = 0;
   for (let i = 0; i < count; i++) {
     const reach = Math.min(half, steps[i] - steps[0]); // the window begins with one step and grows
     while (steps[low] < steps[i] - reach) low++;
     while (high < count && steps[high] <= steps[i] + reach) high++;
     const weight = weights[high] - weights[low];
-    found[i] = values[i] === null || !weight ? null : (sums[high] - sums[low]) / weight;
+    averages[i] = values[i] === null || !weight ? null : (sums[high] - sums[low]) / weight;
   }
-  return found;
+  return averages;
 }
 
 function isShown(run) {
@@ -182,11 +182,11 @@ function matches(run) {
 }
 
 function differing() { // keys whose values are not the same in all runs
-  const found = [], known = runs.filter((run) => Object.keys(run.settings).length);
-  if (known.length < 2) return [];
-  for (const key of new Set(known.flatMap((run) => Object.keys(run.settings))))
-    if (key !== "name" && key !== "runs_folder" && new Set(known.map((run) => run.settings[key])).size > 1) found.push(key);
-  return found;
+  const keys = [], described = runs.filter((run) => Object.keys(run.settings).length);
+  if (described.length < 2) return [];
+  for (const key of new Set(described.flatMap((run) => Object.keys(run.settings))))
+    if (key !== "name" && key !== "runs_folder" && new Set(described.map((run) => run.settings[key])).size > 1) keys.push(key);
+  return keys;
 }
 
 // ---- the frame of the page
@@ -310,48 +310,48 @@ function table() {
 // ---- which charts there are
 
 function plan() {
-  const found = [];
+  const planned = [];
   for (const chart of doc.charts) {
     const having = runs.filter((run) => chart.column in run.columns);
     if (chart.column === "rank_flops_per_second" && runs.some((run) => "mfu" in run.columns)) continue;
-    if (having.length) found.push({ ...chart, id: chart.column });
+    if (having.length) planned.push({ ...chart, id: chart.column });
     if (chart.column === "loss")
       for (const term of new Set(runs.flatMap((run) => Object.keys(run.columns).filter((name) => name.startsWith("loss/")))))
-        found.push({ ...chart, column: term, id: term, title: "Training loss of the term " + term.slice(5) });
+        planned.push({ ...chart, column: term, id: term, title: "Training loss of the term " + term.slice(5) });
   }
   const curves = [];
   for (const run of runs)
     for (const curve of run.curves)
       if (!curves.some((each) => each.id === curve.title)) curves.push({ ...curve, id: curve.title, curve: curve.title, zero: false, smooth: false });
-  found.splice(1, 0, ...curves.slice(0, 2));
-  return [...found, ...curves.slice(2, 26)];
+  planned.splice(1, 0, ...curves.slice(0, 2));
+  return [...planned, ...curves.slice(2, 26)];
 }
 
 function lines(chart) { // what a chart draws: places and values of each run that is shown
-  const visible = runs.filter(isShown), found = [];
-  const add = (run, xs, ys, style) => found.push({ run, xs, ys, ...style });
+  const visible = runs.filter(isShown), drawnLines = [];
+  const add = (run, xs, ys, style) => drawnLines.push({ run, xs, ys, ...style });
   for (const run of visible) {
     const key = [chart.id, state.x, state.smooth, visible.length < 4].join("|");
-    let parts = run.drawn.get(chart.id);
-    if (parts?.key !== key) {
-      parts = { key, of: [] };
+    let cached = run.drawn.get(chart.id);
+    if (cached?.key !== key) {
+      cached = { key, of: [] };
       if (chart.curve) {
         const curve = run.curves.find((each) => each.title === chart.curve);
         if (curve?.step.length) {
           const xs = placesOf(run, curve);
-          parts.of.push([xs, curve.value, { points: curve.step.length < 60 }]);
-          if (curve.guess.length && visible.length === 1) parts.of.push([xs, curve.guess, { guess: true }]);
+          cached.of.push([xs, curve.value, { points: curve.step.length < 60 }]);
+          if (curve.guess.length && visible.length === 1) cached.of.push([xs, curve.guess, { guess: true }]);
         }
       } else if (chart.column in run.columns) {
         const xs = placesOf(run), raw = run.columns[chart.column], share = chart.smooth ? SMOOTHING[state.smooth] : 0;
-        if (share && visible.length < 4) parts.of.push([xs, raw, { faint: true }]);
-        parts.of.push([xs, smoothed(raw, run.means[chart.column], run.columns.step, share, run.total), {}]);
+        if (share && visible.length < 4) cached.of.push([xs, raw, { faint: true }]);
+        cached.of.push([xs, smoothed(raw, run.means[chart.column], run.columns.step, share, run.total), {}]);
       }
-      run.drawn.set(chart.id, parts);
+      run.drawn.set(chart.id, cached);
     }
-    for (const [xs, ys, style] of parts.of) if (xs.length) add(run, xs, ys, style);
+    for (const [xs, ys, style] of cached.of) if (xs.length) add(run, xs, ys, style);
   }
-  return found;
+  return drawnLines;
 }
 
 function isLog(chart) {
@@ -458,7 +458,7 @@ function draw(chart) {
     scales: { x: { time: false, auto: false, range: () => state.zoom ?? wholeAxis() }, y: { auto: false, distr: log ? 3 : 1, range: () => range } },
     axes: [
       { ...tick, size: 28, space: 70, ...(state.x === "seconds" ? { incrs: [1, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 43200, 86400, 172800, 604800] } : {}), values: (_, found) => found.map((x) => shown(x, form, 4)) },
-      { ...tick, size: 62, space: 34, values: (_, found) => found.map((y) => (y === null ? "" : shown(y, chart.form, 3))), ...(log ? { filter: (_, found) => found, splits: () => logTicks(range) } : {}) },
+      { ...tick, size: 62, space: 34, values: (_, ticks) => ticks.map((y) => (y === null ? "" : shown(y, chart.form, 3))), ...(log ? { filter: (_, ticks) => ticks, splits: () => logTicks(range) } : {}) },
     ],
     series: [{}, ...series],
     cursor: { points: { show: false }, dataIdx: () => null, drag: { x: true, y: false, setScale: false, dist: 5 }, sync: { key: "runs", scales: ["x", null] }, y: true },
@@ -486,16 +486,16 @@ function linePaths(plot, series, first, last) {
 
 function logTicks([low, high]) {
   if (!(low > 0 && high > low && Number.isFinite(high / low)) || low + (high - low) / 1000 === low) return [];
-  const found = [], decades = Math.log10(high / low);
+  const ticks = [], decades = Math.log10(high / low);
   if (decades < 0.4) { // so little of a decade is as good as linear
     const rough = (high - low) / 4, power = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((m) => m >= rough);
-    for (let y = Math.ceil(low / step) * step; y <= high; y += step) found.push(Number(y.toPrecision(6)));
-    return found;
+    for (let y = Math.ceil(low / step) * step; y <= high; y += step) ticks.push(Number(y.toPrecision(6)));
+    return ticks;
   }
   const digits = decades > 3 ? [1] : decades > 1.2 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 6, 8], every = Math.max(1, Math.ceil(decades / 6));
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
-    if (power % every === 0) for (const digit of digits) { const y = digit * 10 ** power; if (y >= low && y <= high) found.push(Number(y.toPrecision(3))); }
-  return found;
+    if (power % every === 0) for (const digit of digits) { const y = digit * 10 ** power; if (y >= low && y <= high) ticks.push(Number(y.toPrecision(3))); }
+  return ticks;
 }
 
 function marks(chart, plot) { // phases, restarts, faults and losses that are no numbers
@@ -577,20 +577,20 @@ function follow(chart, plot) {
   const x = plot.posToVal(left, "x");
   chart.where.textContent = shown(x, state.x === "seconds" ? "seconds" : "tokens", 4) + (state.x === "step" ? " steps" : state.x === "tokens" ? " tokens" : "");
   if (!chart.pointed) return;
-  const there = [];
+  const near = [];
   for (const line of chart.drawn) {
     if (line.faint || !line.xs.length) continue;
     const reach = Math.abs(plot.posToVal(left + 25, "x") - x);
     if (x < line.xs[0] - reach || x > line.xs[line.xs.length - 1] + reach) continue;
     const i = nearest(line.xs, x), y = line.ys[i];
-    if (y !== null && !(isLog(chart) && y <= 0)) there.push({ line, y, far: Math.abs(plot.valToPos(y, "y") - top) });
+    if (y !== null && !(isLog(chart) && y <= 0)) near.push({ line, y, far: Math.abs(plot.valToPos(y, "y") - top) });
   }
-  there.sort((a, b) => a.far - b.far);
-  const meant = there.length && there[0].far < NEAR ? there[0].line.run : null;
+  near.sort((a, b) => a.far - b.far);
+  const meant = near.length && near[0].far < NEAR ? near[0].line.run : null;
   focusOn(runs.length > 1 ? meant : null);
-  if (!there.length) { tip.hidden = true; return; }
-  const head = chart.where.textContent + (there.length > MOST ? `, the ${MOST} nearest of ${there.length} lines` : "");
-  tip.replaceChildren(make("div", { text: head }), ...there.slice(0, MOST).sort((a, b) => b.y - a.y).map(({ line, y }) =>
+  if (!near.length) { tip.hidden = true; return; }
+  const head = chart.where.textContent + (near.length > MOST ? `, the ${MOST} nearest of ${near.length} lines` : "");
+  tip.replaceChildren(make("div", { text: head }), ...near.slice(0, MOST).sort((a, b) => b.y - a.y).map(({ line, y }) =>
     make("div", { class: line.run === meant ? "on" : null }, make("span", { class: "name" }, key(line.run), make("span", { text: line.run.name + (line.guess ? ", baseline" : "") })), make("b", { text: shown(y, chart.form, 4) }))));
   tip.hidden = false;
   const box = plot.over.getBoundingClientRect(), px = box.left + left, py = box.top + top;
@@ -615,8 +615,8 @@ function controls() {
   out("#note").textContent = "Padding is not counted as tokens." + (last ? ` Last log line ${last}.` : "");
   const most = Math.max(0, ...runs.map((run) => run.total));
   out("#points").textContent = most > doc.points ? `Of each run at most about ${doc.points.toLocaleString("en")} steps are drawn: in equal ranges those with the lowest and the highest values, so spikes stay. Smoothed curves are means over all steps.` : "";
-  const found = runs.flatMap((run) => run.warnings.map((text) => (runs.length > 1 ? run.name + ": " : "") + text));
-  const notes = found.map((text) => make("p", { class: "box note warn", text }));
+  const warnings = runs.flatMap((run) => run.warnings.map((text) => (runs.length > 1 ? run.name + ": " : "") + text));
+  const notes = warnings.map((text) => make("p", { class: "box note warn", text }));
   out("#warnings").replaceChildren(...(notes.length > 4 ? [make("details", { class: "box" }, make("summary", { text: `${notes.length} warnings` }), ...notes)] : notes));
 }
 
@@ -683,7 +683,7 @@ function samples(run) {
         const each = by.get(i);
         if (!each) { parts.push(word); return; }
         const guess = each.guesses[0] ?? ["", 0], right = guess[0] === each.is;
-        const all = each.guesses.map(([found, share]) => `${found.trim() || JSON.stringify(found)} ${trimmed(100 * share, 2)} %`).join(", ");
+        const all = each.guesses.map(([token, share]) => `${token.trim() || JSON.stringify(token)} ${trimmed(100 * share, 2)} %`).join(", ");
         const lead = /^\s/.test(each.is) ? " " : "";
         parts.push(lead, make("span", { class: right ? "fill right" : "fill wrong", tabindex: 0, title: `it is: ${each.is.trim() || JSON.stringify(each.is)}; guesses: ${all}` },
           make("b", { text: guess[0].trim() || JSON.stringify(guess[0]) }), ...(right ? [] : [make("small", { text: each.is.trim() || JSON.stringify(each.is) })])));
@@ -709,14 +709,14 @@ function quoted(value) {
 
 function csv() {
   const visible = runs.filter(isShown), names = [...new Set(visible.flatMap((run) => Object.keys(run.columns)))];
-  const found = [["run", "kind", ...names, "value"].map(quoted).join(",")];
+  const csvRows = [["run", "kind", ...names, "value"].map(quoted).join(",")];
   for (const run of visible) {
     const columns = names.map((name) => run.columns[name] ?? []), count = (run.columns.step ?? []).length;
-    for (let i = 0; i < count; i++) found.push([quoted(run.name), "step", ...columns.map((column) => column[i] ?? ""), ""].join(","));
+    for (let i = 0; i < count; i++) csvRows.push([quoted(run.name), "step", ...columns.map((column) => column[i] ?? ""), ""].join(","));
     for (const curve of run.curves)
-      curve.step.forEach((step, i) => found.push([quoted(run.name), quoted(curve.title), ...names.map((name) => (name === "step" ? step : name === "tokens" ? curve.tokens[i] : "")), curve.value[i] ?? ""].join(",")));
+      curve.step.forEach((step, i) => csvRows.push([quoted(run.name), quoted(curve.title), ...names.map((name) => (name === "step" ? step : name === "tokens" ? curve.tokens[i] : "")), curve.value[i] ?? ""].join(",")));
   }
-  return found.join("\n") + "\n";
+  return csvRows.join("\n") + "\n";
 }
 
 function download() {
@@ -734,12 +734,12 @@ async function poll() {
     const have = runs.map((run) => run.known.join(".")).join(",");
     const answer = await fetch("data.json", { method: "POST", body: have, cache: "no-store" });
     if (!answer.ok) throw new Error(answer.statusText);
-    const found = await answer.json();
-    for (const [index, run] of found.runs) take(index, run);
-    doc.points = found.points;
-    if (found.runs.length || !polls) everything();
-    if (found.more) wait = 50;
-    out("#live").textContent = found.more ? "reading the runs ..." : runs.length ? "" : "There are no runs yet.";
+    const update = await answer.json();
+    for (const [index, run] of update.runs) take(index, run);
+    doc.points = update.points;
+    if (update.runs.length || !polls) everything();
+    if (update.more) wait = 50;
+    out("#live").textContent = update.more ? "reading the runs ..." : runs.length ? "" : "There are no runs yet.";
   } catch (error) {
     out("#live").textContent = "The server does not answer; what is shown stays.";
   }
