@@ -9,7 +9,7 @@ PYTEST := GLIBC_TUNABLES=$(MALLOC) CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(PYT
 SLOW ?= slow and not weekly and not gpu
 
 .DEFAULT_GOAL := help
-.PHONY: help venv quickstart format style types lint test test-quick test-slow test-pythons test-gpu test-cuda first-gpu-hour drill coverage docs figures clean
+.PHONY: help venv quickstart format style types lint test test-quick test-slow test-pythons test-gpu test-cuda first-gpu-hour drill docs figures clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,9 +45,6 @@ test-slow: venv ## the tests marked slow, the wheel in a fresh environment among
 
 test-pythons: venv ## test-quick under the other Pythons that are here, with the CUDA build of torch; 8 GB each
 	@sh tests/other_pythons.sh $(VENV)
-
-coverage: venv ## lines that no test reaches; as long as all tests in one process
-	$(PYTHON_IN_VENV) -m pytest --cov --cov-report=term-missing:skip-covered
 
 test-cuda: ## what can be proven of the CUDA build of torch without a GPU; makes .venv-cuda of 6 GB; PART=quick runs in ten minutes what CI does
 	@sh tests/cuda_build/run.sh $(CUDA_VENV) $(PART)
