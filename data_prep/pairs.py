@@ -107,7 +107,7 @@ def check(config: PairsConfig) -> None:
     read_vocabulary(Path(config.tokenizer.path))
 
 
-def make_stages(work: Work, config: PairsConfig, asked: Fingerprint) -> list[Stage]:
+def make_stages(work: Work, config: PairsConfig, identity: Fingerprint) -> list[Stage]:
     """Return the stages of a spec of pairs, like tasks/stages.py for text."""
 
     def rows() -> Documents:
@@ -116,7 +116,7 @@ def make_stages(work: Work, config: PairsConfig, asked: Fingerprint) -> list[Sta
     settle = Settle(work.folder, ("tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*"))
     return [
         Stage("tokenise", work.tasks, [TokenisePairs(work, config, "tokenise"), settle], rows),
-        Stage("merge", 1, [MergePairs(work, config, "merge", asked)]),
+        Stage("merge", 1, [MergePairs(work, config, "merge", identity)]),
     ]
 
 
@@ -317,15 +317,15 @@ class MergePairs(Step[PairsConfig]):
 
     Args:
         work, config, stage: see `Step`; with all tasks done.
-        asked: identity of the dataset, see report.fingerprint.
+        identity: the fingerprint of the dataset, see report.fingerprint.
     """
 
     type = "writer"
     name = "merge"
 
-    def __init__(self, work: Work, config: PairsConfig, stage: str, asked: Fingerprint) -> None:
+    def __init__(self, work: Work, config: PairsConfig, stage: str, identity: Fingerprint) -> None:
         super().__init__(work, config, stage)
-        self._asked = asked
+        self._identity = identity
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the dataset.
@@ -344,7 +344,7 @@ class MergePairs(Step[PairsConfig]):
                 if (tokenizer / name).is_file():
                     shutil.copyfile(tokenizer / name, folder / "tokenizer" / name)
             longest = self._write(folder, counts)
-            report = {"fingerprint": self._asked, "longest": longest, "counts": asdict(counts)}
+            report = {"fingerprint": self._identity, "longest": longest, "counts": asdict(counts)}
             if tally.offenders:
                 report["first_dropped"] = dict(sorted(tally.offenders.items()))
             (folder / REPORT).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -98,9 +98,9 @@ def prepare(config: DatasetConfig, overwrite: bool = False, part: Part = (1, 1))
     out = Path(config.out)
     real_out = out.resolve() if out.is_symlink() else out  # the link's folder may be on another disk
     folder = real_out.with_name(f"{real_out.name}.work")
-    asked = fingerprint(config)
-    if is_finished(out, asked, overwrite, home.REPORT):
-        _remove_work(folder, asked)
+    identity = fingerprint(config)
+    if is_finished(out, identity, overwrite, home.REPORT):
+        _remove_work(folder, identity)
         return f"already complete, made from the same spec and files; --overwrite writes it again\n{home.describe(out)}"
     home.check(config)
     others = passed_over(config)
@@ -109,9 +109,9 @@ def prepare(config: DatasetConfig, overwrite: bool = False, part: Part = (1, 1))
         print(line, file=sys.stderr, flush=True)
     with claimed(folder, _OTHER, part):
         try:
-            work = _open_work(folder, config, asked, overwrite)
-            is_done = partial(is_finished, out, asked, False, home.REPORT)
-            _run(home.make_stages(work, config, asked), work, config.executor, part, is_done)
+            work = _open_work(folder, config, identity, overwrite)
+            is_done = partial(is_finished, out, identity, False, home.REPORT)
+            _run(home.make_stages(work, config, identity), work, config.executor, part, is_done)
         except RunError as error:
             _after_failure(folder, part, error)
             raise
@@ -134,7 +134,7 @@ def _run(stages: list[Stage], work: Work, executor: ExecutorConfig, part: Part, 
         raise RunError(f"Ray has not completed all tasks. See {work.folder}/stages/*/logs; the same command resumes.")
 
 
-def _open_work(folder: Path, config: DatasetConfig, asked: Fingerprint, overwrite: bool) -> Work:
+def _open_work(folder: Path, config: DatasetConfig, identity: Fingerprint, overwrite: bool) -> Work:
     """Open the existing work, or cut the corpus and begin.
 
     Raises:
@@ -143,13 +143,13 @@ def _open_work(folder: Path, config: DatasetConfig, asked: Fingerprint, overwrit
     """
     from data_prep.tasks.work import make_work, read_work
 
-    asked = {"version": __version__, **asked}
+    identity = {"version": __version__, **identity}
     with (folder / ".planning").open("a") as turn:
         lock(turn)  # several machines may start at the same time
         work_of_folder = read_work(folder)
         if work_of_folder is not None:
             work, stored = work_of_folder
-            changed = changes(stored, asked)
+            changed = changes(stored, identity)
             if not changed:
                 work.failure_file.unlink(missing_ok=True)
                 return work
@@ -157,7 +157,7 @@ def _open_work(folder: Path, config: DatasetConfig, asked: Fingerprint, overwrit
                 claim = f"{folder}: holds unfinished work of another spec or of other files"
                 refuse(claim, changed, "Discard it with --overwrite, or give another folder with out=...")
         _empty(folder)
-        return make_work(folder, config, asked)
+        return make_work(folder, config, identity)
 
 
 def _after_failure(folder: Path, part: Part, error: RunError) -> None:
@@ -169,13 +169,13 @@ def _after_failure(folder: Path, part: Part, error: RunError) -> None:
         shutil.rmtree(folder)
 
 
-def _remove_work(folder: Path, asked: Fingerprint) -> None:
+def _remove_work(folder: Path, identity: Fingerprint) -> None:
     """Remove the work of a finished dataset, if the process that made it could not, or was on Slurm."""
     from data_prep.tasks.work import read_work
 
     work_of_folder = read_work(folder)
     if (folder / LOCK).exists() and (
-        work_of_folder is None or not changes(work_of_folder[1], {"version": __version__, **asked})
+        work_of_folder is None or not changes(work_of_folder[1], {"version": __version__, **identity})
     ):
         with claimed(folder, _OTHER):
             _empty(folder)

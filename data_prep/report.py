@@ -71,7 +71,7 @@ def fingerprint(config: DatasetConfig) -> Fingerprint:
     return {"spec": config.identity(), "inputs": inputs}
 
 
-def is_finished(out: Path, asked: Fingerprint, overwrite: bool, report: str = REPORT) -> bool:
+def is_finished(out: Path, identity: Fingerprint, overwrite: bool, report: str = REPORT) -> bool:
     """Return True if `out` holds the wanted dataset already, by the report of this name.
 
     Raises:
@@ -89,7 +89,7 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool, report: str = RE
         return False
     refuse(
         f"out={out}: holds a dataset of another spec or of other files",
-        changed_since(out / report, asked),
+        changed_since(out / report, identity),
         "Replace it with --overwrite, or give another folder with out=...",
     )
     for split in _splits(out):
@@ -97,7 +97,7 @@ def is_finished(out: Path, asked: Fingerprint, overwrite: bool, report: str = RE
     return True
 
 
-def changed_since(report: Path, asked: Fingerprint) -> list[Change]:
+def changed_since(report: Path, identity: Fingerprint) -> list[Change]:
     """Return how the fingerprint in a report differs from the wanted one.
 
     Raises:
@@ -105,7 +105,7 @@ def changed_since(report: Path, asked: Fingerprint) -> list[Change]:
     """
     wrong, remedy = f"{report}: cannot be read", "--overwrite writes the dataset again."
     with os_errors_as(DataError, wrong, remedy, ValueError, KeyError, TypeError):
-        return changes(read_json(report)["fingerprint"], asked)
+        return changes(read_json(report)["fingerprint"], identity)
 
 
 def require_card(folder: Path) -> None:
@@ -116,7 +116,7 @@ def require_card(folder: Path) -> None:
 
 def write_report(
     folder: Path,
-    asked: Fingerprint,
+    identity: Fingerprint,
     tally: Tally,
     tasks: int,
     not_read: dict[str, dict[str, int]],
@@ -126,7 +126,7 @@ def write_report(
 
     Args:
         folder: of the splits.
-        asked: the dataset's fingerprint.
+        identity: the dataset's fingerprint.
         tally: results for every document.
         tasks: number of tasks.
         not_read: skipped files in folders of the sources, see sources.passed_over.
@@ -148,7 +148,7 @@ def write_report(
         "lengths": {split: length_bins(np.load(folder / split / LENGTHS, mmap_mode="r")) for split in cards},
         "tasks": tasks,
         "seconds": {stage: round(value, 1) for stage, value in tally.seconds.items()},
-        "fingerprint": asked,
+        "fingerprint": identity,
     }
     (folder / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

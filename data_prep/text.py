@@ -37,8 +37,8 @@ def check(config: PrepareConfig) -> None:
             print(line, file=sys.stderr, flush=True)
 
 
-def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[Stage]:
+def make_stages(work: Work, config: PrepareConfig, identity: Fingerprint) -> list[Stage]:
     """Return the stages of a spec, see tasks/stages.py, which imports datatrove."""
     from data_prep.tasks.stages import make_stages
 
-    return make_stages(work, config, asked)
+    return make_stages(work, config, identity)

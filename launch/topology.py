@@ -69,15 +69,15 @@ def find_topology(
             on each machine.
     """
     outer = _from_slurm(environment, nodes) or _from_torchrun(environment)
-    asked = ranks or outer.get("ranks_per_node") or launch.ranks_per_node
+    requested = ranks or outer.get("ranks_per_node") or launch.ranks_per_node
     topology = Topology(
         nodes=nodes or outer.get("nodes") or launch.nodes,
-        ranks_per_node=asked or gpus or 1,
+        ranks_per_node=requested or gpus or 1,
         node_rank=outer.get("node_rank") if node_rank is None else node_rank,
         endpoint=rendezvous or launch.rendezvous or _endpoint(environment),
     )
     if topology.nodes == 1:
-        if asked or not usable:
+        if requested or not usable:
             return Topology(1, topology.ranks_per_node)
         return Topology(1, usable, idle_gpus=gpus - usable)
     if topology.endpoint is None or split_endpoint(topology.endpoint) is None:

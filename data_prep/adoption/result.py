@@ -26,7 +26,7 @@ def digest_of(entries: Sequence[object]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def is_finished(folder: Path, asked: Fingerprint, overwrite: bool) -> bool:
+def is_finished(folder: Path, identity: Fingerprint, overwrite: bool) -> bool:
     """Return True if a folder is adopted with these arguments.
 
     Raises:
@@ -44,7 +44,7 @@ def is_finished(folder: Path, asked: Fingerprint, overwrite: bool) -> bool:
         return False
     refuse(
         f"{folder}: was adopted with other arguments, or the shards have changed",
-        changed_since(folder / REPORT, asked),
+        changed_since(folder / REPORT, identity),
         "--overwrite adopts them again; runs on the present dataset cannot resume after that.",
     )
     require_card(folder)
@@ -52,14 +52,14 @@ def is_finished(folder: Path, asked: Fingerprint, overwrite: bool) -> bool:
 
 
 @contextmanager
-def claimed_for(asked: Fingerprint, work: Path) -> Iterator[None]:
+def claimed_for(identity: Fingerprint, work: Path) -> Iterator[None]:
     """Lock a work folder as `claimed` does; clear it if other arguments made it, and remove it after the block.
 
     Raises:
         StorageError: see `claimed`.
     """
     with claimed(work, "--out"):
-        mark = work / f"asked-{digest_of([asked])}"
+        mark = work / f"asked-{digest_of([identity])}"
         if not mark.exists():
             for path in work.iterdir():
                 if path.is_file() and not path.name.startswith(LOCK):
@@ -69,8 +69,8 @@ def claimed_for(asked: Fingerprint, work: Path) -> Iterator[None]:
         shutil.rmtree(work, ignore_errors=True)
 
 
-def write_report(path: Path, asked: Fingerprint, facts: dict[str, Any]) -> None:
-    content = {"created_by": f"modernbert-train {__version__}", **facts, "fingerprint": asked}
+def write_report(path: Path, identity: Fingerprint, facts: dict[str, Any]) -> None:
+    content = {"created_by": f"modernbert-train {__version__}", **facts, "fingerprint": identity}
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -83,7 +83,7 @@ def adopt_shards(request: Request) -> str:
     layout = find_layout(request.source, request.column, request.dtype)
     folder = Path(request.source if request.out is None else request.out)
     vocabulary, names = read_vocabulary(request.tokenizer), end_tokens(request.tokenizer)
-    asked: Fingerprint = {
+    identity: Fingerprint = {
         "shards": layout.root,
         "column": layout.column,
         "dtype": request.dtype,
@@ -91,13 +91,13 @@ def adopt_shards(request: Request) -> str:
         "index": digest_of(layout.entries),
     }
     work = folder / WORK
-    if is_finished(folder, asked, request.overwrite):
+    if is_finished(folder, identity, request.overwrite):
         if work.exists():  # killed after the last file
-            with claimed_for(asked, work):
+            with claimed_for(identity, work):
                 pass
         return f"already adopted; --overwrite repeats it\n{describe_folder(folder)}"
     _require_free(folder, own=request.out is None or folder.resolve() == Path(layout.root))
-    with claimed_for(asked, work):
+    with claimed_for(identity, work):
         fit = EachShard(request.tokenizer, names, request.anyway)
         survey = Survey(work, layout.root, layout.column, request.dtype, vocabulary.num_entries, fit)
         chosen = [layout.entries[i] for i in spread(len(layout.entries), DOCUMENTS)]
@@ -107,7 +107,7 @@ def adopt_shards(request: Request) -> str:
         num_parts = write_parts(work, layout.entries)
         findings = survey.run(num_parts, layout.num_bytes, request.workers)
         facts = {"tokenizer": request.tokenizer, **sample.to_json(), "findings": findings.to_json()}
-        _write_files(survey, num_parts, findings, layout, folder, vocabulary.sha256, asked, facts)
+        _write_files(survey, num_parts, findings, layout, folder, vocabulary.sha256, identity, facts)
     return describe_folder(folder)
 
 
@@ -118,7 +118,7 @@ def _write_files(
     layout: Layout,
     folder: Path,
     tokenizer_sha256: str,
-    asked: Fingerprint,
+    identity: Fingerprint,
     facts: dict[str, Any],
 ) -> None:
     """Merge the results of the parts. Raises DataError if folders differ in the type of their ids."""
@@ -168,7 +168,7 @@ def _write_files(
         "notes": layout.notes,
         "seconds": {"joining": round(time.monotonic() - started, 1)},
     }
-    write_report(work / REPORT, asked, report)
+    write_report(work / REPORT, identity, report)
     write_card(work, card)
     (folder / CARD).unlink(missing_ok=True)
     for name in _WRITTEN:

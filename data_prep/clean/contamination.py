@@ -143,9 +143,9 @@ def evaluations_of(config: PrepareConfig) -> Evaluations | None:
     Raises:
         DataError: a set cannot be read whole, or lacks a text with words.
     """
-    asked = (config.decontaminate, config.overlap_words, config.max_characters)
-    if not _kept or _kept[0][0] != asked:
-        _kept[:] = [(asked, _read(*asked))]
+    identity = (config.decontaminate, config.overlap_words, config.max_characters)
+    if not _kept or _kept[0][0] != identity:
+        _kept[:] = [(identity, _read(*identity))]
     return _kept[0][1]
 
 

@@ -41,13 +41,13 @@ _DISK_BYTES_PER_TEXT_BYTE = 0.5  # upper estimate: the quickstart takes 0.21, 0.
 _DISK_BYTES = 1 << 24  # for other files than shards: tokenizer, lengths, counts
 
 
-def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[Stage]:
+def make_stages(work: Work, config: PrepareConfig, identity: Fingerprint) -> list[Stage]:
     """Return the stages of a spec.
 
     Args:
         work: folder through which stages pass their results.
         config: the spec.
-        asked: the dataset's fingerprint.
+        identity: the dataset's fingerprint.
     """
     folder, tasks, near = work.folder, work.tasks, config.near_duplicates
     stages = []
@@ -84,7 +84,7 @@ def make_stages(work: Work, config: PrepareConfig, asked: Fingerprint) -> list[S
     ]
     steps.append(WriteShards(work, config, "tokenise", excluded, threads=is_alone(work, config.executor)))
     add("tokenise", tasks, steps, "tokenise/{rank:05d}.json", "tokenise/{rank:05d}/*/*")
-    add("merge", 1, [Merge(work, config, "merge", asked)])
+    add("merge", 1, [Merge(work, config, "merge", identity)])
     return stages
 
 

@@ -86,13 +86,13 @@ class Work:
         return self.folder / "parts" / f"{rank:05d}.json"
 
 
-def make_work(folder: Path, config: DatasetConfig, asked: dict[str, Any]) -> Work:
+def make_work(folder: Path, config: DatasetConfig, identity: dict[str, Any]) -> Work:
     """Cut the corpus and write the list of tasks; several machines may do so at the same time, with equal results.
 
     Args:
         folder: created if necessary.
         config: the spec.
-        asked: fingerprint of the spec and its inputs, see report.fingerprint.
+        identity: fingerprint of the spec and its inputs, see report.fingerprint.
 
     Raises:
         ConfigError, DataError: a source cannot be listed.
@@ -102,7 +102,7 @@ def make_work(folder: Path, config: DatasetConfig, asked: dict[str, Any]) -> Wor
     for rank, spans in enumerate(cut(config)):
         _write(work._part(rank), [asdict(span) for span in spans])
         work.sizes.append(sum(span.size for span in spans))
-    _write(folder / TASKS, {"asked": asked, "sizes": work.sizes})
+    _write(folder / TASKS, {"asked": identity, "sizes": work.sizes})
     return work
 
 

@@ -47,15 +47,15 @@ class Merge(Step[PrepareConfig]):
 
     Args:
         work, config, stage: see `Step`; with all tasks done.
-        asked: the dataset's fingerprint, see report.fingerprint.
+        identity: the dataset's fingerprint, see report.fingerprint.
     """
 
     type = "writer"
     name = "merge"
 
-    def __init__(self, work: Work, config: PrepareConfig, stage: str, asked: Fingerprint) -> None:
+    def __init__(self, work: Work, config: PrepareConfig, stage: str, identity: Fingerprint) -> None:
         super().__init__(work, config, stage)
-        self._asked = asked
+        self._identity = identity
 
     def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the dataset.
@@ -76,7 +76,7 @@ class Merge(Step[PrepareConfig]):
                 merge_split(folders, folder / split, fields or None, tally.total().text_bytes[split])
             evaluations = evaluations_of(self._config)
             looked_for = {} if evaluations is None else evaluations.looked_for
-            write_report(folder, self._asked, tally, self._work.tasks, passed_over(self._config), looked_for)
+            write_report(folder, self._identity, tally, self._work.tasks, passed_over(self._config), looked_for)
 
 
 def merge_split(

@@ -52,11 +52,11 @@ class Space:
     @property
     def trials(self) -> int:
         """Total number of trials."""
-        asked = self.sweep.trials
+        requested = self.sweep.trials
         if self.sweep.sampler != "grid":
-            assert asked is not None
-            return asked
-        return len(self.points) if asked is None else min(asked, len(self.points))
+            assert requested is not None
+            return requested
+        return len(self.points) if requested is None else min(requested, len(self.points))
 
     def run_config(self, slot: int, params: Params) -> RunConfig:
         """Return the run of one trial.

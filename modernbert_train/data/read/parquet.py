@@ -41,16 +41,16 @@ def parquet_columns(file: Path) -> list[str]:
 
 def read_parquet(span: Span, source: RowSourceConfig, columns: Columns, max_characters: int) -> Iterator[Row | LeftOut]:
     """Yield the rows of the row groups of a span. Raises ValueError if their texts exceed `unpacked_limit`."""
-    asked = (*columns.required, *columns.optional)
+    requested = (*columns.required, *columns.optional)
     limit, size = unpacked_limit(span.file.stat().st_size), 0
-    with _open(span.file, asked) as (table, at_once):
+    with _open(span.file, requested) as (table, at_once):
         names = table.schema_arrow.names
         if (problem := columns.lacking(names)) is not None:
             yield no_column(f"{span.path}: all rows", problem)
             return
         if not table.metadata.num_rows:
             yield no_lines(span.file)
-        present = [c for c in asked if {c, c.split(".")[0]} & set(names)]
+        present = [c for c in requested if {c, c.split(".")[0]} & set(names)]
         groups = range(span.begin, table.num_row_groups if span.end is None else span.end)
         before = sum(table.metadata.row_group(i).num_rows for i in range(span.begin))
         batches = table.iter_batches(at_once, row_groups=list(groups), columns=present, use_threads=False)

@@ -54,8 +54,8 @@ def rows_of(path: Path, kind: str, columns: Sequence[str], keys: str = "") -> It
         ValueError: a row is not sound, or the file cannot be read; names the line, the fault and the remedy.
     """
     source = RowSourceConfig(kind=kind, path=str(path))
-    asked = Columns(columns, unique=True, strict=True)
-    return sound_rows(read_rows(Span("", str(path)), source, asked, _MAX_TEXT), keys)
+    requested = Columns(columns, unique=True, strict=True)
+    return sound_rows(read_rows(Span("", str(path)), source, requested, _MAX_TEXT), keys)
 
 
 def table_rows(
