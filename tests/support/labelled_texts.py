@@ -8,12 +8,25 @@ from typing import Any
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.mds import TokenShards
+from modernbert_train.evaluate.finetune.shards import Prepared, prepare
 from modernbert_train.vocabulary import read_vocabulary
 
 
 def task_of(folder: Path, **keys: Any) -> TaskConfig:
     about = {"kind": "single-label", "train": f"{folder}/train.tsv", "validation": {"dev": f"{folder}/dev.tsv"}}
     return TaskConfig(**about | keys)
+
+
+def prepared_of(folder: Path, tokenizer: Path, most: int = 32, **keys: Any) -> Prepared:
+    """Prepare a task for texts of up to `most` tokens, in the folder of a run."""
+    return prepare(task_of(folder, **keys), tokenizer, most, folder / "run" / "task")
+
+
+def labels_in(folder: Path, tokenizer: Path) -> list[list[Any]]:
+    """Return the labels of each document."""
+    found, shards = documents(folder, tokenizer)
+    assert shards.labels is not None
+    return [shards.labels[number].tolist() for number in range(len(found))]
 
 
 def documents(folder: Path, tokenizer: Path) -> tuple[list[list[int]], TokenShards]:
