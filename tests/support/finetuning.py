@@ -32,7 +32,7 @@ class Tuning:
         models: a folder of each architecture, by its name.
         write: writes the task of two classes with these keys, and returns its file.
         cli: runs any command.
-        said: what the last fine-tuning has printed, errors first.
+        said: output of the last fine-tuning, errors first.
     """
 
     def __init__(self, folder: Path, models: dict[str, Path], write: WriteTask, cli: Cli) -> None:

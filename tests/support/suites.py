@@ -17,7 +17,7 @@ from tests.support.labelled import WriteTask
 
 
 class Suite:
-    """A suite, its folder of runs, and what its last command has printed.
+    """A suite, its folder of runs, and the output of its last command.
 
     Args:
         folder: has the tasks' files.

@@ -475,7 +475,7 @@ def test_jsonl_and_parquet_with_transformers_columns_are_the_same_texts(tmp_path
         rows.append(each | {"context": CONTEXT, "answers": lists})
     (tmp_path / "dev.jsonl").write_text(json_lines(rows))
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "dev.parquet")
-    files = {name: f"{tmp_path}/{name}" for name in ("train.json", "dev.jsonl", "dev.parquet")}
+    files = {"squad": f"{tmp_path}/train.json"} | {end: f"{tmp_path}/dev.{end}" for end in ("jsonl", "parquet")}
     splits = read_splits(questions_of(tmp_path, validation=files))
     of_squad, *others = ([each._replace(place="") for each in splits[name].examples] for name in files)
     found = [(each.texts[0], each.label[0].text, each.id) for each in of_squad]
