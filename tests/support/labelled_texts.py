@@ -22,17 +22,21 @@ def prepared_of(folder: Path, tokenizer: Path, most: int = 32, **keys: Any) -> P
     return prepare(task_of(folder, **keys), tokenizer, most, folder / "run" / "task")
 
 
+def documents(folder: Path, tokenizer: Path) -> list[list[int]]:
+    shards, number = _opened(folder, tokenizer)
+    return [shards.read(document).tolist() for document in range(number)]
+
+
 def labels_in(folder: Path, tokenizer: Path) -> list[list[Any]]:
     """Return the labels of each document."""
-    found, shards = documents(folder, tokenizer)
+    shards, number = _opened(folder, tokenizer)
     assert shards.labels is not None
-    return [shards.labels[number].tolist() for number in range(len(found))]
+    return [shards.labels[document].tolist() for document in range(number)]
 
 
-def documents(folder: Path, tokenizer: Path) -> tuple[list[list[int]], TokenShards]:
+def _opened(folder: Path, tokenizer: Path) -> tuple[TokenShards, int]:
     card = read_card(folder)
-    shards = TokenShards(folder, card.column, read_vocabulary(tokenizer).num_entries, 2, card=card)
-    return [shards.read(number).tolist() for number in range(card.documents)], shards
+    return TokenShards(folder, card.column, read_vocabulary(tokenizer).num_entries, 2, card=card), card.documents
 
 
 def decoded(tokenizer: Path, ids: list[int]) -> str:

@@ -140,7 +140,7 @@ def test_lists_of_words_and_tags_are_what_a_conll_file_is(tmp_path: Path, tokeni
         task = task_of(tmp_path, kind="tokens", **write_splits(tmp_path, end, text))
         prepared = prepare(task, tokenizer, 32, tmp_path / end / "task")
         folder = prepared.folder / "train"
-        found.append((prepared.labels, documents(folder, tokenizer)[0], labels_in(folder, tokenizer)))
+        found.append((prepared.labels, documents(folder, tokenizer), labels_in(folder, tokenizer)))
     assert found[0] == found[1] and found[0][0] == ("O", "B-x", "B-y", "I-x")
 
 

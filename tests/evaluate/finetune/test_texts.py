@@ -46,7 +46,7 @@ def test_texts_become_documents_with_their_labels(tmp_path: Path, tokenizer: Pat
     prepared = prepared_of(tmp_path, tokenizer)
     assert prepared.labels == ("down", "up")
     assert prepared.unseen == {"dev": ("sideways",)}
-    found, _ = documents(prepared.folder / "train", tokenizer)
+    found = documents(prepared.folder / "train", tokenizer)
     assert prepared.counts["train"].empty == 1
     labels = labels_in(prepared.folder / "train", tokenizer)
     by_text = {decoded(tokenizer, ids): label for ids, label in zip(found, labels, strict=True)}
@@ -75,7 +75,7 @@ def test_the_longer_text_of_a_pair_is_cut_first_and_counted(tmp_path: Path, toke
     rows = [("aki " * 40, "kelo lamu", "up"), ("ruto", "domi", "down")]
     write(tmp_path, rows, rows, "a b label")
     prepared = prepared_of(tmp_path, tokenizer, 16, text_columns=["a", "b"])
-    found, _ = documents(prepared.folder / "train", tokenizer)
+    found = documents(prepared.folder / "train", tokenizer)
     assert sorted(map(len, found))[-1] == 14  # plus [CLS] and [SEP]
     assert prepared.longest == 16
     longest = decoded(tokenizer, max(found, key=len))
@@ -102,7 +102,7 @@ def test_special_tokens_written_out_in_a_text_are_letters(tmp_path: Path, tokeni
     """Otherwise a text that contains [SEP] would be read as a pair."""
     rows = [("aki [SEP] kelo", "up"), ("domi", "down")]
     write(tmp_path, rows, rows)
-    found, _ = documents(prepared_of(tmp_path, tokenizer).folder / "train", tokenizer)
+    found = documents(prepared_of(tmp_path, tokenizer).folder / "train", tokenizer)
     assert all(read_vocabulary(tokenizer).sep_id not in ids for ids in found)
 
 
@@ -214,7 +214,7 @@ def test_words_have_their_tag_at_their_first_token(tmp_path: Path, tokenizer: Pa
     assert prepared.labels == ("O", "B-x", "I-x", "I-y")
     assert prepared.unseen == {"dev": ("B-z",)}
     assert prepared.counts["train"].loose_tags == 1
-    found, _ = documents(prepared.folder / "train", tokenizer)
+    found = documents(prepared.folder / "train", tokenizer)
     number = max(range(2), key=lambda n: len(found[n]))
     own = labels_in(prepared.folder / "train", tokenizer)[number]
     assert decoded(tokenizer, found[number]).split() == ["aki", "ruto", "kelo"]
@@ -448,7 +448,7 @@ def test_squads_json_becomes_windows_with_the_tokens_of_the_answer(
     squad(tmp_path, asked(0), asked(1, "domi"))
     squad(tmp_path, asked(2), name="dev")
     prepared = prepared_in(tmp_path, tokenizer, 13, overlap_tokens=overlap)
-    found, _ = documents(prepared.folder / "train", tokenizer)
+    found = documents(prepared.folder / "train", tokenizer)
     assert len(found) > 2 and prepared.longest == 13 and prepared.counts["train"].texts == 2
     answers = []
     for ids, ((start, end),) in zip(found, labels_in(prepared.folder / "train", tokenizer), strict=True):
@@ -575,7 +575,7 @@ ROWS: list[list[object]] = [["nabe ruto", "mosa", "aki", "kelo", "domi", 2], ["t
 def test_choices_become_one_document_with_a_sequence_each(tmp_path: Path, tokenizer: Path) -> None:
     """SWAG's shape, the second text before each ending; a question may have fewer choices."""
     prepared = prepare(choices_of(tmp_path, ROWS), tokenizer, 32, tmp_path / "run" / "task")
-    found, _ = documents(prepared.folder / "train", tokenizer)
+    found = documents(prepared.folder / "train", tokenizer)
     assert decoded(tokenizer, found[0]) == (
         "nabe ruto[SEP]mosa aki[SEP][CLS]nabe ruto[SEP]mosa kelo[SEP][CLS]nabe ruto[SEP]mosa domi"
     )
@@ -584,7 +584,7 @@ def test_choices_become_one_document_with_a_sequence_each(tmp_path: Path, tokeni
     assert prepared.labels == ("0", "1", "2")
     cut = prepare(choices_of(tmp_path, ROWS), tokenizer, 6, tmp_path / "short" / "task")
     assert cut.counts["train"].truncated == 2
-    parts = decoded(tokenizer, documents(cut.folder / "train", tokenizer)[0][0]).split("[SEP][CLS]")
+    parts = decoded(tokenizer, documents(cut.folder / "train", tokenizer)[0]).split("[SEP][CLS]")
     assert len(parts) == 3 and all("[SEP]" in part for part in parts)
 
 
