@@ -820,7 +820,7 @@ FAULTS = (
         "        model.eval()\n        for batch in",
         "        for batch in",
         "held-out losses with dropout in them, for base and large",
-        ("tests/evaluate/test_heldout_mode.py",),
+        ("tests/evaluate/test_heldout.py",),
     ),
     Fault(
         "dropout-key",

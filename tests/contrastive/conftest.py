@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.contrastive_fixtures import contrastive_run, pairs
+from tests.support.contrastive_scores import scored
+from tests.support.front_door import cli
 from tests.support.make_shards import make_documents, make_shards
 
-__all__ = ["contrastive_run", "pairs"]
+__all__ = ["cli", "contrastive_run", "pairs", "scored"]
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,10 @@ from modernbert_train.models.contrastive import FIRSTS, GRADIENT, HIGH, LOSS, LO
 from modernbert_train.models.init import initialize
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import mean_spans
+from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.memory import compared_bytes, layers_bytes, vectors_bytes
+from modernbert_train.plan.memory_fit import phase_memory
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.report.throughput import training_flops
 from modernbert_train.train.first_pass import first_pass
@@ -46,7 +48,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(contrastive_run: Contra
     """Each text by its own length, twice forward and once backward; besides them there are the cosines alone, of 40
     queries with 80 texts, which are no part of the model."""
     config, objective = read_run(contrastive_run(model=GLOBAL)), ContrastiveConfig()
-    batch, _ = batch_of(config, objective, 6)
+    batch = batch_of(config, objective, 6)
     model = build_model(config.model, objective)
     initialize(model, config.model, 5)
     with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
@@ -142,3 +144,26 @@ def test_a_batch_of_one_pair_teaches_nothing_and_ends_the_run() -> None:
     batch = texts_of(16, 8)
     with pytest.raises(DataError, match=r"the global batch has 1 pair, .* Raise batch_rows or row_tokens"):
         first_pass(lambda number, part: Sums({}, {}, torch.randn(5, 4)), [batch], ContrastiveConfig(), CPU.device)
+
+
+@pytest.mark.runs
+def test_plan_counts_the_matrix_and_the_vectors_of_a_batch(contrastive_run: ContrastiveRun) -> None:
+    """The matrix for every token, in both passes; vectors of the global batch in memory, for any microbatch."""
+    config = read_run(contrastive_run("objective.pooling=late"))
+    (phase,) = make_plan(config, 1).phases
+    assert phase.flops.head == 2 * 32 * 128 and phase.flops.training == 4 * phase.flops.forward
+    parts = phase_memory(config, "main", GPUS["h100"], "ddp", 1, 2).parts()
+    assert parts["compared"] > 4 * 8 * 128 * 8 * 256
+    mean = read_run(contrastive_run())
+    assert phase_memory(mean, "main", GPUS["h100"], "ddp", 1, 2).parts()["compared"] < parts["compared"] / 64
+
+
+@pytest.mark.runs
+def test_a_plan_counts_logits_of_all_tokens_and_vectors_as_wide_as_the_vocabulary(
+    contrastive_run: ContrastiveRun,
+) -> None:
+    sparse, mean = (read_run(contrastive_run(f"objective.pooling={pooling}")) for pooling in ("sparse", "mean"))
+    (phase,) = make_plan(sparse, 1).phases
+    assert phase.flops.head == 2 * (32 * 32 + 32 * 512) and phase.flops.training == 4 * phase.flops.forward
+    wide, narrow = (phase_memory(each, "main", GPUS["h100"], "ddp", 1, 2) for each in (sparse, mean))
+    assert wide.compared > 4 * narrow.compared and wide.head > narrow.head + 512 * 4 * 512

@@ -16,22 +16,17 @@ import torch
 from torch import Tensor
 
 from data_prep.pairs import text_hash
-from modernbert_train.__main__ import main, read_run
+from modernbert_train.__main__ import read_run
 from modernbert_train.config.schema import ComputeConfig, ContrastiveConfig
 from modernbert_train.models.sparse import SparseVectors
-from modernbert_train.plan.gpus import GPUS
-from modernbert_train.plan.make import make_plan
-from modernbert_train.plan.memory_fit import phase_memory
 from modernbert_train.train.gradients import gradients
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from tests.support.contrastive_models import CPU, SIZE, batch_of, columns_in, exported, model_of
-from tests.support.contrastive_scores import scored, scored_rows
-from tests.support.gloo import run_ranks
-from tests.support.pairs import ContrastiveRun, make_rows
-from tests.support.ranks import train_each
-from tests.support.runs import assert_goes_on_to_the_bit, assert_same_run, metrics, weights
+from tests.support.contrastive_scores import scored_rows
+from tests.support.front_door import Cli
+from tests.support.pairs import SPARSE_RUN, ContrastiveRun, make_rows
+from tests.support.runs import assert_goes_on_to_the_bit, metrics, weights
 
-__all__ = ["scored"]  # a fixture
 SPARSE = ContrastiveConfig(pooling="sparse", query_flops=0.03, document_flops=0.02)
 BOUNDARIES_S = torch.tensor([0, 3, 4, 11, 20, 24, 24, 24])  # the last segment of text is the row's padding
 
@@ -64,7 +59,7 @@ def test_vectors_and_gradients_are_those_of_a_plain_computation(columns: int, dt
 def step(config: Any, settings: ContrastiveConfig, rows: int, logit_chunk: int | None = None) -> tuple[float, Any]:
     """Loss of all terms, and gradients, of the first examples."""
     model = model_of(settings, SIZE, ComputeConfig(logit_chunk=logit_chunk))
-    parts = gradients(model, batch_of(config, settings, rows)[0], CPU, 1, 0)
+    parts = gradients(model, batch_of(config, settings, rows), CPU, 1, 0)
     counts = {term: sum(part.counts[term] for part in parts) for term in settings.terms}
     losses = {term: sum(float(part.sums[term]) for part in parts) / counts[term] for term in settings.terms}
     grads = {name: p.grad for name, p in model.named_parameters()}
@@ -107,11 +102,14 @@ def test_margins_of_a_teacher_equal_sentence_transformers(scored: list[str], pai
     from sentence_transformers.sparse_encoder.losses import SparseMarginMSELoss
 
     settings = replace(SPARSE, score_weight=2.0, score_scale=10.0)
-    batch, _ = batch_of(read_run(scored), settings, 64)
+    batch = batch_of(read_run(scored), settings, 64)
     parts = gradients(model_of(settings), batch, CPU, 1, 0)
     twin = SparseEncoder(str(exported(settings, pairs / "tokenizer", tmp_path / "hf")), device="cpu")
-    both = ((row, zip(row["negative"], row["wrong"], strict=True)) for row in scored_rows()[:40])
-    flat = [(row, text, score) for row, pairs_of in both for text, score in pairs_of]
+    flat = [
+        (row, text, score)
+        for row in scored_rows()[:40]
+        for text, score in zip(row["negative"], row["wrong"], strict=True)
+    ]
     columns = [[row["query"] for row, *_ in flat], [row["positive"] for row, *_ in flat], [text for _, text, _ in flat]]
     found = [twin.encode(column, convert_to_sparse_tensor=False) for column in columns]
     margins = torch.tensor([float(row["right"] - score) for row, _, score in flat])
@@ -124,22 +122,15 @@ def answers(row: dict[str, Any]) -> list[str]:
     return [row["positive"], *row["negative"]]
 
 
-RUN = (
-    "model.init_std=0.02", "optim.lr=5e-3", "objective.pooling=sparse",
-    "objective.query_flops=0.05", "objective.document_flops=0.05", "phases.main.batch_rows=4",
-    "phases.main.tokens=20000",
-)  # fmt: skip
-
-
 @pytest.mark.runs
 def test_a_run_learns_resumes_to_the_bit_and_its_export_has_the_same_vectors(
-    contrastive_run: ContrastiveRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    contrastive_run: ContrastiveRun, tmp_path: Path, cli: Cli
 ) -> None:
     """As sentence-transformers' SparseEncoder; its weights begin another run, and a run of masked tokens."""
     from sentence_transformers import SparseEncoder
 
-    words = contrastive_run("checkpoint.interval_steps=3", "model.attention_out_dropout=0.1", *RUN)
-    assert main(["train", *words]) == 0
+    words = contrastive_run("checkpoint.interval_steps=3", "model.attention_out_dropout=0.1", *SPARSE_RUN)
+    cli("train", *words)
     run = tmp_path / "runs/pairs"
     steps, held_out = metrics(run, "step"), metrics(run, "validation")
     assert steps[-1]["loss/contrastive"] < 0.8 * steps[0]["loss/contrastive"]
@@ -148,7 +139,7 @@ def test_a_run_learns_resumes_to_the_bit_and_its_export_has_the_same_vectors(
     assert held_out[-1]["accuracy"] > 0.5 and math.isfinite(held_out[-1]["loss"])
     whole = weights(run)
     assert_goes_on_to_the_bit(words, run)
-    assert main(["export", str(run)]) == 0
+    cli("export", run)
     assert "SparseEncoder opens it too" in (run / "hf/README.md").read_text()
     stored = load_folder(run / "hf")
     assert all(torch.equal(stored[name], whole[name]) for name in ("head.dense.weight", "decoder.bias"))
@@ -171,48 +162,6 @@ def test_a_run_learns_resumes_to_the_bit_and_its_export_has_the_same_vectors(
         assert held_out[-1][f"flops/{name}_terms"] == pytest.approx(terms_N.double().mean().item())
 
     begin = ("phases.main.schedule.warmup_tokens=0", f"weights.init_from={run / 'hf'}", "phases.main.tokens=2000")
-    capsys.readouterr()
-    assert main(["train", *words, "name=again", *begin]) == 0
     others = [word for word in words if not word.startswith("objective.")]
-    assert main(["train", *others, "name=masked", *begin, "objective={name: mlm}"]) == 0
-    assert "drawn" not in capsys.readouterr().out
-
-
-@pytest.mark.runs
-@pytest.mark.timeout(290)
-@pytest.mark.parametrize(
-    ("ranks", "strategy"),
-    [(2, "ddp"), *(pytest.param(n, s, marks=pytest.mark.slow) for n, s in ((2, "fsdp2"), (4, "ddp"), (4, "fsdp2")))],
-)
-def test_ranks_train_as_one_does(contrastive_run: ContrastiveRun, tmp_path: Path, ranks: int, strategy: str) -> None:
-    """The mean vector is of the global batch; held-out figures too. Weights move by up to 0.01; float error may
-    choose another token among those with almost the largest logit."""
-    runs = tmp_path / "runs"
-    short = (*RUN, "phases.main.tokens=6500", "model.init_std=0.1", "optim.lr=2e-3")
-    run_ranks(train_each, 1, [contrastive_run("name=one", *short)], False)
-    run_ranks(train_each, ranks, [contrastive_run("name=more", f"distributed.strategy={strategy}", *short)], False)
-    assert_same_run(runs / "more", runs / "one")
-    one, more = weights(runs / "one"), weights(runs / "more")
-    assert one.keys() == more.keys()
-    for name, tensor in more.items():
-        torch.testing.assert_close(tensor, one[name], rtol=2e-3, atol=1e-4, msg=name)
-
-
-@pytest.mark.runs
-def test_a_plan_counts_logits_of_all_tokens_and_vectors_as_wide_as_the_vocabulary(
-    contrastive_run: ContrastiveRun,
-) -> None:
-    sparse, mean = (read_run(contrastive_run(f"objective.pooling={pooling}")) for pooling in ("sparse", "mean"))
-    (phase,) = make_plan(sparse, 1).phases
-    assert phase.flops.head == 2 * (32 * 32 + 32 * 512) and phase.flops.training == 4 * phase.flops.forward
-    wide, narrow = (phase_memory(each, "main", GPUS["h100"], "ddp", 1, 2) for each in (sparse, mean))
-    assert wide.compared > 4 * narrow.compared and wide.head > narrow.head + 512 * 4 * 512
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize("key", ["matryoshka: [16]", "margin: 0.1"])
-def test_keys_of_cosines_are_refused(
-    contrastive_run: ContrastiveRun, capsys: pytest.CaptureFixture[str], key: str
-) -> None:
-    assert main(["check", *contrastive_run(f"objective={{name: contrastive, pooling: sparse, {key}}}")]) == 78
-    assert f"objective.{key.partition(':')[0]}=" in capsys.readouterr().err
+    for again in ([*words, "name=again"], [*others, "name=masked", "objective={name: mlm}"]):
+        assert "drawn" not in cli("train", *again, *begin).out

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from modernbert_train.config.schema import AnswerConfig
 from modernbert_train.evaluate.answers import answer_figures, predicted_answers
+from tests.support.labelled import squad2
 
 WORDS = ["the", "a", "An", "cat", "Cat,", "dog", "sat.", "“the", "die-hard", "1,000", "été", "…", "!", "  "]
 TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=5).map(" ".join)
@@ -28,12 +29,10 @@ def test_version_1_is_torchmetrics_squad(asked: list[tuple[str, list[str]]]) -> 
     asked = [(told, rights) for told, rights in asked if any(c.isalnum() and c not in "aAnthe" for c in told)]
     if not asked:
         return
+    answers = [{"text": rights, "answer_start": [0] * len(rights)} for _, rights in asked]
     theirs = squad(
         [{"prediction_text": told, "id": str(n)} for n, (told, _) in enumerate(asked)],
-        [
-            {"answers": {"text": rights, "answer_start": [0] * len(rights)}, "id": str(n)}
-            for n, (_, rights) in enumerate(asked)
-        ],
+        [{"answers": each, "id": str(n)} for n, each in enumerate(answers)],
     )
     ours = answer_figures([told for told, _ in asked], [rights for _, rights in asked], unanswerable=False)
     assert 100 * ours["exact"] == pytest.approx(float(theirs["exact_match"]), abs=1e-4)
@@ -52,19 +51,9 @@ def test_version_1_has_no_words_in_common_with_a_text_without_words() -> None:
 @settings(max_examples=60, deadline=None)
 def test_version_2_is_the_official_evaluation(asked: list[tuple[str, list[str]]]) -> None:
     """As in transformers, also for questions with and without an answer separately."""
-    from transformers.data.metrics.squad_metrics import squad_evaluate
-
-    class Asked:
-        def __init__(self, number: int, rights: list[str]) -> None:
-            self.qas_id, self.answers = str(number), [{"text": each} for each in rights]
-
-    told = {str(number): each for number, (each, _) in enumerate(asked)}
-    theirs = squad_evaluate([Asked(number, rights) for number, (_, rights) in enumerate(asked)], told)
-    ours = answer_figures([*told.values()], [rights for _, rights in asked], unanswerable=True)
-    names = {"exact": "exact", "f1": "f1", "HasAns_exact": "has_answer_exact", "HasAns_f1": "has_answer_f1"}
-    names["NoAns_exact"] = "no_answer_exact"
-    for key, name in names.items():
-        assert key not in theirs or 100 * ours[name] == pytest.approx(theirs[key], abs=1e-9), name
+    told, rights = zip(*asked, strict=True)
+    ours, theirs = answer_figures(told, rights, unanswerable=True), squad2(told, rights)
+    assert {name: ours[name] for name in theirs} == pytest.approx(theirs, abs=1e-11)
 
 
 def asked_of(draw: np.random.Generator, windows: list[tuple[int, int]]) -> tuple[dict[str, Any], np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import pytest
 import torch
 
 from modernbert_train import load_model
-from modernbert_train.__main__ import main
 from modernbert_train.evaluate import embed_file
+from tests.support.front_door import Cli
+from tests.support.labelled import json_lines
 from tests.support.tiny_run import TinyRun
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -22,34 +22,32 @@ TEXTS = [" ".join(f"w{(3 * number + place) % 300}" for place in range(1 + number
 TEXTS[4] = " ".join(["w7 w8"] * 200)  # more tokens than fit
 
 
-@pytest.fixture
-def trained(tiny_run: TinyRun, tmp_path: Path) -> Path:
-    assert main(["train", *tiny_run("phases.long=null", "phases.short.tokens=1600", "data.validation=null")]) == 0
-    assert main(["export", str(tmp_path / "runs/tiny"), "--out", str(tmp_path / "hf")]) == 0
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps({'id': 1, 'body': text})}\n" for text in TEXTS))
-    parquet.write_table(pyarrow.table({"text": TEXTS, "id": range(30)}), tmp_path / "texts.parquet")
-    return tmp_path / "runs/tiny"
-
-
 @pytest.mark.runs
 def test_vectors_of_a_file_are_those_of_the_exported_model(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """Otherwise an index made with one could not be searched with the other."""
     from transformers import AutoModel, AutoTokenizer
 
+    cli("train", *tiny_run("phases.long=null", "phases.short.tokens=1600", "data.validation=null"))
+    trained = tmp_path / "runs/tiny"
+    cli("export", trained, "--out", tmp_path / "hf")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
+    (tmp_path / "texts.jsonl").write_text(json_lines({"id": 1, "body": text} for text in TEXTS))
+    parquet.write_table(pyarrow.table({"text": TEXTS, "id": range(30)}), tmp_path / "texts.parquet")
+    said = ""
+
     def embed(texts: str, out: str, *options: str) -> Path:
-        assert main(["embed", str(trained), str(tmp_path / texts), "--out", str(tmp_path / out), *options]) == 0
+        nonlocal said
+        said = cli("embed", trained, tmp_path / texts, "--out", tmp_path / out, *options).out
         return tmp_path / out
 
     encoder = load_model(trained)
     expected = encoder.embed(TEXTS).numpy()
-    capsys.readouterr()
     found = np.load(embed("texts.txt", "lines.npy"))
     assert found.dtype == np.float32 and np.array_equal(found, expected)
     cut = sum(len(ids) > 62 for ids in encoder.token_ids(TEXTS))
-    assert f"lines.npy: 30 texts, {cut} of them cut at 64 tokens, 32 x float32 each" in capsys.readouterr().out
+    assert f"lines.npy: 30 texts, {cut} of them cut at 64 tokens, 32 x float32 each" in said
     with monkeypatch.context() as patched:
         patched.setattr(embed_file, "_MAX_TEXTS", 7)  # parts of the file
         many = parquet.read_table(embed("texts.jsonl", "objects.parquet", "--column", "body", "--batch-tokens", "50"))
@@ -92,24 +90,21 @@ def test_vectors_of_a_file_are_those_of_the_exported_model(
     ],
 )
 def test_a_text_that_is_none_is_named_before_a_model_is_loaded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, message: str
+    tmp_path: Path, cli: Cli, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    assert main(["embed", "no/model", str(tmp_path / name), "--out", str(tmp_path / "vectors.npy")]) == 65
-    assert message in capsys.readouterr().err
+    assert message in cli("embed", "no/model", tmp_path / name, "--out", tmp_path / "vectors.npy", code=65).err
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_texts_are_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_place_that_cannot_be_written_is_refused_before_texts_are_read(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "there.npy").write_text("mine")
     for out, code, message in (
         ("there.npy", 78, "exists already"),
         ("vectors.csv", 78, "Let it end in .npy or .parquet"),
         ("no/folder/vectors.npy", 74, "cannot be written (No such file or directory)"),
     ):
-        assert main(["embed", "no/model", str(tmp_path / "no.txt"), "--out", str(tmp_path / out)]) == code
-        assert f"--out={tmp_path / out}: " in (said := capsys.readouterr().err) and message in said
-    assert main(["embed", "no/model", str(tmp_path / "no.pdf"), "--out", str(tmp_path / "vectors.npy")]) == 78
-    assert "Give a file that ends in .txt or .jsonl or .tsv or .csv or .parquet" in capsys.readouterr().err
+        said = cli("embed", "no/model", tmp_path / "no.txt", "--out", tmp_path / out, code=code).err
+        assert f"--out={tmp_path / out}: " in said and message in said
+    said = cli("embed", "no/model", tmp_path / "no.pdf", "--out", tmp_path / "vectors.npy", code=78).err
+    assert "Give a file that ends in .txt or .jsonl or .tsv or .csv or .parquet" in said

@@ -86,7 +86,7 @@ def test_a_run_keeps_the_same_places_and_trains_the_same(tiny_run: Callable[...,
     assert len(found) == sum(kind == "validation" for kind, _, _ in records[1])
     assert all(1 <= len(each["texts"]) <= 2 for each in found)
     for phase in {each["phase"] for each in found}:
-        kept = [[(text["words"], [p["at"] for p in text["predicted"]]) for text in each["texts"]]
-                for each in found if each["phase"] == phase]  # fmt: skip
+        of_phase = [each["texts"] for each in found if each["phase"] == phase]
+        kept = [[(text["words"], [p["at"] for p in text["predicted"]]) for text in texts] for texts in of_phase]
         assert all(each == kept[0] for each in kept)
     assert all(len(t["words"]) <= WINDOW and 0 < len(t["predicted"]) <= PLACES for e in found for t in e["texts"])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.config.schema import BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig
-from modernbert_train.models.build import build_model
-from modernbert_train.models.init import initialize
-from modernbert_train.weights.hf_folder import export
+from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.evaluate.retrieval.beir import read_beir
+from tests.support.labelled import export_masked_lm, json_lines
 
 SIZE = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "init_std": 0.4}
 MODERNBERT = ModernBertConfig(**SIZE, num_layers=2, local_attention=16, attention_out_dropout=0.0)
@@ -33,16 +32,11 @@ def words_about(seed: int, size: int) -> tuple[str, str]:
 
 
 def make_encoder(out: Path, tokenizer: Path, config: ModelConfig = MODERNBERT, init_std: float = 0.4) -> Path:
-    config = replace(config, init_std=init_std)
-    model = build_model(config, MaskedLmConfig())
-    initialize(model, config, 3)
-    state = {key: value for key, value in model.state_dict().items() if key != "decoder.weight"}
-    export(state, config, max_tokens=LONGEST, tokenizer_folder=tokenizer, out=out, card="")
-    return out
+    return export_masked_lm(replace(config, init_std=init_std), tokenizer, out, max_tokens=LONGEST)
 
 
 def write_lines(file: Path, entries: Iterable[Mapping[str, object]]) -> Path:
-    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+    file.write_text(json_lines(entries), encoding="utf-8")
     return file
 
 
@@ -62,3 +56,29 @@ def recipe(folder: Path, beir: Path, **keys: Any) -> str:
 
 def result_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+def trec_eval(qrels: Mapping[str, Mapping[str, int]], scores: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the figures of documents with these scores, by query."""
+    import pytrec_eval
+
+    names = {"ndcg_at_10": "ndcg_cut_10", "recall_at_100": "recall_100", "map_at_10": "map_cut_10"}
+    judge = pytrec_eval.RelevanceEvaluator(dict(qrels), {"ndcg_cut.10", "recall.100", "map_cut.10"})
+    found = list(judge.evaluate(scores).values())
+    return {ours: sum(each[theirs] for each in found) / len(qrels) for ours, theirs in names.items()}
+
+
+def figures_of(folder: Path, score: Callable[[str, Sequence[str]], Iterable[float]]) -> dict[str, float]:
+    """Return the figures on the split `test` of a set, by a function that scores all texts for a query."""
+    beir = read_beir(folder, "test")
+    (texts,) = beir.texts(1 << 20)
+    scores = {
+        query: dict(zip(beir.document_ids, map(float, score(beir.queries[query], texts)), strict=True))
+        for query in beir.qrels
+    }
+    return trec_eval(beir.qrels, scores)
+
+
+def flip_last_bit(file: Path) -> None:
+    saved = file.read_bytes()
+    file.write_bytes(saved[:-1] + bytes([saved[-1] ^ 1]))

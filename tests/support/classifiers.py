@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,7 @@ import numpy as np
 import torch
 
 from modernbert_train.batch import Batch
-from modernbert_train.config.schema import (
-    ModelConfig,
-    ObjectiveConfig,
-)
+from modernbert_train.config.schema import ModelConfig, ObjectiveConfig, TagConfig
 from modernbert_train.core.keyed_random import Keys
 from modernbert_train.data.microbatches import MicrobatchMaker
 from modernbert_train.data.packing import Chunk
@@ -21,9 +19,11 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.classifier import Classifier
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
+from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats.classifiers import classifier_format
-from modernbert_train.weights.hf_folder import export
+from modernbert_train.weights.hf_folder import export, load_weights
+from modernbert_train.weights.source import open_model
 
 PAIRS = [("aki nabe ruto", "kelo tinda mosa lebi"), ("lamu", "domi domi"), ("beru nabe", "ruto"), ("mosa " * 9, "aki")]
 
@@ -86,3 +86,13 @@ def exported(model: Classifier, config: ModelConfig, objective: Any, tokenizer: 
         shapes={name: tuple(tensor.shape) for name, tensor in model.state_dict().items()},
     )  # fmt: skip
     return out
+
+
+def assert_opens_again(folder: Path, model: Classifier, objective: Any) -> None:
+    """The folder has this model's weights and objective, as far as config.json has it, and the plan its size."""
+    weights, config = load_weights(folder), model.config
+    assert {*weights} == {*model.state_dict()}
+    assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
+    there = objective if isinstance(objective, TagConfig) else replace(objective, segments=1)
+    assert open_model(folder).objective == there
+    assert count_parameters(config, objective).total == sum(each.numel() for each in model.parameters())

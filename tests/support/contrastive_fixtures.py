@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.support.make_shards import make_tokenizer
 from tests.support.pairs import MODEL, ContrastiveRun, Row, as_source, make_rows, prepare_pairs, write_rows
@@ -26,36 +26,36 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+RUN_YAML = """\
+name: pairs
+runs_folder: {runs}
+data:
+  tokenizer: {shards}/tokenizer
+  train: {shards}/train
+  validation: {shards}/validation
+  num_workers: 0
+model: {model}
+objective: {{name: contrastive}}
+optim: {{name: stable_adamw, lr: 0.002}}
+compute: {{device: cpu, precision: fp32}}
+phases:
+  main:
+    tokens: 16_000
+    row_tokens: 256
+    batch_rows: 8
+    microbatch_tokens: 512
+    schedule: {{warmup_tokens: 2000}}
+"""
+
+
 @pytest.fixture
 def contrastive_run(pairs: Path, tmp_path: Path) -> ContrastiveRun:
     """The command line of a run on them: contrastive_run("key=value") -> [path of a YAML, override]."""
 
     def words(*overrides: str, model: Row = MODEL) -> list[str]:
-        tree = {
-            "name": "pairs",
-            "runs_folder": str(tmp_path / "runs"),
-            "data": {
-                "tokenizer": str(pairs / "shards/tokenizer"),
-                "train": str(pairs / "shards/train"),
-                "validation": str(pairs / "shards/validation"),
-                "num_workers": 0,
-            },
-            "model": model,
-            "objective": {"name": "contrastive"},
-            "optim": {"name": "stable_adamw", "lr": 2e-3},
-            "compute": {"device": "cpu", "precision": "fp32"},
-            "phases": {
-                "main": {
-                    "tokens": 16_000,
-                    "row_tokens": 256,
-                    "batch_rows": 8,
-                    "microbatch_tokens": 512,
-                    "schedule": {"warmup_tokens": 2000},
-                }
-            },
-        }
         file = tmp_path / "pairs.yaml"
-        file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+        text = RUN_YAML.format(runs=tmp_path / "runs", shards=pairs / "shards", model=json.dumps(model))
+        file.write_text(text, encoding="utf-8")
         return [str(file), *overrides]
 
     return words

@@ -33,8 +33,8 @@ NUMBER = 40  # examples
 SIZE = ModernBertConfig(**MODEL)  # type: ignore[arg-type]
 
 
-def batch_of(config: RunConfig, settings: ContrastiveConfig, microbatch_rows: int) -> tuple[StepBatch, list[int]]:
-    """The first examples of the training shards as one global batch, and their numbers."""
+def batch_of(config: RunConfig, settings: ContrastiveConfig, microbatch_rows: int) -> StepBatch:
+    """The first examples of the training shards as one global batch."""
     facts = check_data(config)
     path = open_path(
         config.data, config.seed, Clock.of(config), facts, partial(build_objective, vocabulary=facts.vocabulary)
@@ -45,7 +45,7 @@ def batch_of(config: RunConfig, settings: ContrastiveConfig, microbatch_rows: in
     packer.flush()
     rows = tuple(packer.ready)
     plan = BatchPlan("main", 0, 0, rows, len(rows), 256, microbatch_rows, settings)
-    return StepBatch(tuple(path.maker.microbatches(rows, plan)), plan), list(range(NUMBER))
+    return StepBatch(tuple(path.maker.microbatches(rows, plan)), plan)
 
 
 def model_of(
@@ -59,7 +59,7 @@ def model_of(
 def ours(config: RunConfig, settings: ContrastiveConfig, microbatch_rows: int) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of a step."""
     model = model_of(settings)
-    batch, _ = batch_of(config, settings, microbatch_rows)
+    batch = batch_of(config, settings, microbatch_rows)
     parts = gradients(model, batch, CPU, 1, 0)
     count = sum(part.counts["contrastive"] for part in parts)
     assert count == NUMBER

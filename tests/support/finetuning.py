@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from modernbert_train.__main__ import main
-from tests.support.labelled import PLAIN, WriteTask, sentences
+from tests.support.front_door import Cli
+from tests.support.labelled import PLAIN, WriteTask, sentences, write_splits
 from tests.support.tiny_run import TIMES
 
 FAST = ["compute.device=cpu", "data.num_workers=0", "logging.progress_bar=false"]
@@ -21,6 +22,36 @@ def finetune(task: Path | str, model: Path, folder: Path, *overrides: str) -> di
     words = [f"runs_folder={folder}", "name=tone", *FAST, *overrides]
     assert main(["finetune", str(task), "--model", str(model), *words]) == 0
     return json.loads((folder / "tone" / "result.json").read_text())
+
+
+class Tuning:
+    """Fine-tuning by the verb, of tiny models.
+
+    Attributes:
+        folder: of the test; the results are in `tone`.
+        models: a folder of each architecture, by its name.
+        write: writes the task of two classes with these keys, and returns its file.
+        cli: runs any command.
+        said: output of the last fine-tuning, errors first.
+    """
+
+    def __init__(self, folder: Path, models: dict[str, Path], write: WriteTask, cli: Cli) -> None:
+        self.folder, self.models, self.write, self.cli = folder, models, write, cli
+        self.tone, self.said = folder / "runs" / "tone", ""
+
+    def words(self, task: object, model: object, *overrides: object, into: str = "runs") -> list[str]:
+        """Return the command, for a model of `models` or another one."""
+        words = ["finetune", task, "--model", self.models.get(str(model), model), f"runs_folder={self.folder / into}"]
+        return [str(word) for word in (*words, "name=tone", *FAST, *overrides)]
+
+    def run(self, task: object, model: object, *overrides: object, into: str = "runs") -> dict[str, Any]:
+        """Run the command; return its result."""
+        self.said = "".join(reversed(self.cli(*self.words(task, model, *overrides, into=into))))
+        return json.loads((self.folder / into / "tone" / "result.json").read_text())
+
+    def refused(self, task: object, model: object, *overrides: object, code: int = 78) -> str:
+        """Run the command, which ends with this code; return its error."""
+        return str(self.cli(*self.words(task, model, *overrides), code=code).err)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -35,12 +66,14 @@ def predictions(folder: Path, split: str) -> list[dict[str, Any]]:
 
 
 def write_tags(folder: Path, write_task: WriteTask) -> Path:
-    for name, seed in (("train", 1), ("dev", 2)):
-        lines = []
-        for text, label in sentences(80, seed):
-            lines += [f"{word}\t{'O' if word in PLAIN else 'B-' + label}\n" for word in text.split()] + ["\n"]
-        (folder / f"{name}.conll").write_text("".join(lines))
-    return write_task(kind="tokens", train=f"{folder}/train.conll", validation={"dev": f"{folder}/dev.conll"}, epochs=6)
+    def written(seed: int) -> str:
+        texts = [
+            [f"{word}\t{'O' if word in PLAIN else 'B-' + label}\n" for word in text.split()]
+            for text, label in sentences(80, seed)
+        ]
+        return "".join("".join(lines) + "\n" for lines in texts)
+
+    return write_task(kind="tokens", epochs=6, **write_splits(folder, "conll", written(1), written(2)))
 
 
 def plain_losses(

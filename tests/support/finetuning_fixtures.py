@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from modernbert_train.config.schema import (
-    MaskedLmConfig,
-)
-from modernbert_train.models.build import build_model
-from modernbert_train.models.init import initialize
-from modernbert_train.weights.hf_folder import export
-from tests.support.labelled import BAD, CONFIGS, GOOD, PLAIN, WriteTask, sentences, write_tsv
+from tests.support.finetuning import Tuning
+from tests.support.front_door import Cli
+from tests.support.labelled import BAD, CONFIGS, GOOD, PLAIN, WriteTask, export_masked_lm, sentences, write_tsv
 from tests.support.make_shards import make_tokenizer
 
 
@@ -31,15 +29,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def models(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Write a folder of each architecture, with random weights."""
-    made = {}
-    for name, config in CONFIGS.items():
-        config = replace(config, init_std=0.08)  # large enough to learn
-        model = build_model(config, MaskedLmConfig())
-        initialize(model, config, 3)
-        out = made[name] = tmp_path_factory.mktemp("models") / name
-        state = {key: value for key, value in model.state_dict().items() if key != "decoder.weight"}
-        export(state, config, max_tokens=64, tokenizer_folder=tokenizer, out=out, card="")
-    return made
+    folder = tmp_path_factory.mktemp("models")
+    # an init_std that is large enough to learn
+    return {
+        name: export_masked_lm(replace(config, init_std=0.08), tokenizer, folder / name)
+        for name, config in CONFIGS.items()
+    }
 
 
 @pytest.fixture
@@ -56,6 +51,34 @@ def write_task(tmp_path: Path) -> WriteTask:
         return file
 
     return write
+
+
+@pytest.fixture
+def tuning(tmp_path: Path, models: dict[str, Path], write_task: WriteTask, cli: Cli) -> Tuning:
+    return Tuning(tmp_path, models, write_task, cli)
+
+
+Hub = Callable[..., list[tuple[str | None, ...]]]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    """Return a function that lets the hub have these rows, in each split without some columns of them; it returns the
+    data set, subset and split of each request."""
+    import datasets
+
+    def has(rows: Sequence[Any], features: dict[str, Any], **without: str) -> list[tuple[str | None, ...]]:
+        asked: list[tuple[str | None, ...]] = []
+
+        def load(data: str, subset: str | None, split: str) -> Any:
+            asked.append((data, subset, split))
+            found = datasets.Dataset.from_list(list(rows), features=datasets.Features(features))
+            return found.remove_columns(without[split]) if split in without else found
+
+        monkeypatch.setattr(datasets, "load_dataset", load)
+        return asked
+
+    return has
 
 
 @pytest.fixture(autouse=True)

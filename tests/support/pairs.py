@@ -59,24 +59,49 @@ def write_rows(file: Path, rows: list[Row]) -> Path:
     return file
 
 
+SPARSE_RUN = (
+    "model.init_std=0.02", "optim.lr=5e-3", "objective.pooling=sparse",
+    "objective.query_flops=0.05", "objective.document_flops=0.05", "phases.main.batch_rows=4",
+    "phases.main.tokens=20000",
+)  # fmt: skip
 ContrastiveRun = Callable[..., list[str]]
+
+
+def edit_run(words: list[str], change: Callable[[Row], None]) -> list[str]:
+    """The same run with another tree in its YAML file."""
+    file = Path(words[0])
+    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    change(tree)
+    file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
+    return words
 
 
 def masked_first(words: list[str], text: Path) -> list[str]:
     """The same run with a phase of masked tokens of another stream before it, which ends amid a batch of text."""
-    file = Path(words[0])
-    tree = yaml.safe_load(file.read_text(encoding="utf-8"))
-    own = tree["data"].pop("train")
-    tree["data"]["streams"] = {"text": {"path": str(text)}, "pairs": {"path": own}}
-    tree["objective"]["mlm_head"] = True
-    main = tree["phases"]["main"]
-    masked = {**main, "tokens": 8000, "objective": {"name": "mlm"}, "schedule": {"warmup_tokens": 1000}}
-    tree["phases"] = {
-        "masked": {**masked, "streams": {"text": {"proportion": 1.0}, "pairs": {"proportion": 0.0}}},
-        "main": {**main, "streams": {"text": {"proportion": 0.0}, "pairs": {"proportion": 1.0}}},
-    }
-    file.write_text(yaml.safe_dump(tree, sort_keys=False), encoding="utf-8")
-    return words
+
+    def change(tree: Row) -> None:
+        tree["data"]["streams"] = {"text": {"path": str(text)}, "pairs": {"path": tree["data"].pop("train")}}
+        tree["objective"]["mlm_head"] = True
+        main = tree["phases"]["main"]
+        masked = {**main, "tokens": 8000, "objective": {"name": "mlm"}, "schedule": {"warmup_tokens": 1000}}
+        tree["phases"] = {
+            "masked": {**masked, "streams": {"text": {"proportion": 1.0}, "pairs": {"proportion": 0.0}}},
+            "main": {**main, "streams": {"text": {"proportion": 0.0}, "pairs": {"proportion": 1.0}}},
+        }
+
+    return edit_run(words, change)
+
+
+def with_streams(words: list[str], **streams: Path | str) -> list[str]:
+    """The same run on these streams in equal shares."""
+
+    def change(tree: Row) -> None:
+        del tree["data"]["train"]
+        tree["data"]["streams"] = {
+            name: {"path": str(path), "proportion": 1 / len(streams)} for name, path in streams.items()
+        }
+
+    return edit_run(words, change)
 
 
 def documents(folder: Path) -> list[list[int]]:

@@ -20,11 +20,11 @@ from tests.support.runs import weights
 HSDP = ("distributed.strategy=hsdp", "distributed.shard_ranks=2")
 
 
-def assert_same_weights(folder: Path, expected: Path) -> None:
+def assert_same_weights(folder: Path, expected: Path, atol: float = 2e-5) -> None:
     found, wanted = weights(folder), weights(expected)
     assert found.keys() == wanted.keys()
     for name, tensor in found.items():
-        torch.testing.assert_close(tensor, wanted[name], rtol=2e-3, atol=2e-5)
+        torch.testing.assert_close(tensor, wanted[name], rtol=2e-3, atol=atol, msg=name)
 
 
 def train_each(runs: list[list[str]], of_meshes: bool = True) -> list[tuple[int, ...]]:

@@ -5,50 +5,41 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
 
-from modernbert_train.__main__ import main
 from modernbert_train.core.tensor_files import read_tensors
 from modernbert_train.weights.adapter import WEIGHTS
-from tests.support.finetuning import FAST, finetune
-from tests.support.labelled import WriteTask, sentences
+from tests.support.finetuning import FAST, Tuning
+from tests.support.labelled import sentences
 from tests.support.runs import weights
 
 pytestmark = pytest.mark.runs
 LORA = ["lora.rank=4", "lora.lr=2e-2"]
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.weekly
-@pytest.mark.parametrize(
-    "name",
-    [
-        "modernbert",
-        "roberta",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("bert", "deberta", "distilbert", "albert")),
-    ],
-)
-def test_peft_loads_what_was_trained(
-    name: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("name", ["modernbert", "roberta", *map(SLOW, ("bert", "deberta", "distilbert", "albert"))])
+def test_peft_loads_what_was_trained(name: str, tuning: Tuning) -> None:
     """The encoder is unchanged; run, adapter and merged export give the same predictions."""
     peft = pytest.importorskip("peft")
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     pooling = "mean" if name == "modernbert" else "cls"
-    task = write_task(epochs=8, metrics=["accuracy"], labels=["down", "up"], pooling=pooling)
-    result = finetune(task, models[name], tmp_path / "runs", *LORA)
+    task = tuning.write(epochs=8, metrics=["accuracy"], labels=["down", "up"], pooling=pooling)
+    result = tuning.run(task, name, *LORA)
     assert result["settings"]["lora"]["rank"] == 4
-    folder = tmp_path / "runs" / "tone"
-    begun = read_tensors(models[name] / "model.safetensors")
+    folder = tuning.tone
+    begun = read_tensors(tuning.models[name] / "model.safetensors")
     trained = weights(folder)
     assert {key for key in trained if ".lora_A." in key}
     assert sum(".lora_" in key for key in trained) % 2 == 0
 
     config = AutoConfig.from_pretrained(folder / "adapter")
-    base = AutoModelForSequenceClassification.from_pretrained(models[name], config=config)
+    base = AutoModelForSequenceClassification.from_pretrained(tuning.models[name], config=config)
     adapted = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
     kept = {key: tensor for key, tensor in adapted.state_dict().items() if "base_layer.weight" in key}
     assert kept
@@ -69,42 +60,37 @@ def test_peft_loads_what_was_trained(
     if name == "modernbert":
         assert accuracy > 0.9
         # the next task continues from the merged weights
-        capsys.readouterr()
-        assert main(["eval", str(folder)]) == 0
-        other = write_task(epochs=1, metrics=["accuracy"], labels=["down", "up"])
-        next_runs = tmp_path / "next"
-        finetune(other, folder, next_runs, "compute.precision=fp32")
-        assert "lora" not in "".join(weights(next_runs / "tone"))
+        tuning.cli("eval", folder)
+        other = tuning.write(epochs=1, metrics=["accuracy"], labels=["down", "up"])
+        tuning.run(other, folder, "compute.precision=fp32", into="next")
+        assert "lora" not in "".join(weights(tuning.folder / "next/tone"))
 
 
 @pytest.mark.timeout(600)
-def test_many_tasks_are_a_folder_of_adapters_that_peft_loads_one_after_the_other(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_many_tasks_are_a_folder_of_adapters_that_peft_loads_one_after_the_other(tuning: Tuning) -> None:
     """Of each task the best seed; an adapter whose base is another model is not among them, and is no model itself."""
     peft = pytest.importorskip("peft")
     SentenceTransformer = pytest.importorskip("sentence_transformers").SentenceTransformer
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-    write_task(epochs=1, labels=["down", "up"]).rename(tmp_path / "mood.yaml")
-    write_task(epochs=2, labels=["down", "up"])
+    tuning.write(epochs=1, labels=["down", "up"]).rename(tuning.folder / "mood.yaml")
+    tuning.write(epochs=2, labels=["down", "up"])
     suite = {"tone": {"finetune": "tone.yaml"}, "mood": {"finetune": "mood.yaml"}}
     suite["after"] = {"finetune": "mood.yaml", "after": "tone"}
-    (tmp_path / "suite.yaml").write_text(json.dumps({"tasks": suite, "seeds": [1, 2]}))
-    out = tmp_path / "out"
-    words = [str(models["modernbert"]), "--suite", str(tmp_path / "suite.yaml"), "--out", str(out), "--jobs", "2"]
-    assert main(["eval", *words, *LORA, *FAST]) == 0
-    home, printed = out / "adapters" / "modernbert", capsys.readouterr().out
+    (tuning.folder / "suite.yaml").write_text(json.dumps({"tasks": suite, "seeds": [1, 2]}))
+    out = tuning.folder / "out"
+    words = [tuning.models["modernbert"], "--suite", tuning.folder / "suite.yaml", "--out", out, "--jobs", "2"]
+    printed, home = tuning.cli("eval", *words, *LORA, *FAST).out, out / "adapters" / "modernbert"
     assert {path.name for path in home.iterdir()} == {"tone", "mood"} and f": {out}/adapters" in printed
     assert "after: its adapter is of " in printed
     (note,) = json.loads((out / "table.json").read_text())["notes"]
     assert note.startswith("after: its adapter is of ")
     config = AutoConfig.from_pretrained(home / "tone")
-    base = AutoModelForSequenceClassification.from_pretrained(models["modernbert"], config=config)
+    base = AutoModelForSequenceClassification.from_pretrained(tuning.models["modernbert"], config=config)
     adapted = peft.PeftModel.from_pretrained(base, home / "tone", adapter_name="tone")
     adapted.load_adapter(home / "mood", adapter_name="mood")
-    encoder = AutoModel.from_pretrained(models["modernbert"])
-    sentence_model = SentenceTransformer(str(models["modernbert"]), device="cpu")  # pools by the mean
+    encoder = AutoModel.from_pretrained(tuning.models["modernbert"])
+    sentence_model = SentenceTransformer(str(tuning.models["modernbert"]), device="cpu")  # pools by the mean
     for name in ("tone", "mood"):
         encoder.load_adapter(str(home / name), adapter_name=name)
         sentence_model.load_adapter(str(home / name), adapter_name=name)
@@ -123,24 +109,24 @@ def test_many_tasks_are_a_folder_of_adapters_that_peft_loads_one_after_the_other
             mean = merged.model(text["input_ids"]).last_hidden_state.mean(dim=1).squeeze(0)
         torch.testing.assert_close(*states, rtol=0, atol=1e-5)
         torch.testing.assert_close(sentence_model.encode("a good day", convert_to_tensor=True), mean, rtol=0, atol=1e-5)
-    assert main(["finetune", str(tmp_path / "tone.yaml"), "--model", str(home / "tone")]) == 65
-    assert f"tone: an adapter of {models['modernbert']}, without that model's weights" in capsys.readouterr().err
+    said = tuning.cli("finetune", tuning.folder / "tone.yaml", "--model", home / "tone", code=65).err
+    assert f"tone: an adapter of {tuning.models['modernbert']}, without that model's weights" in said
 
 
 @pytest.mark.timeout(300)
-def test_an_adapter_names_a_base_that_peft_loads_with_the_weights_it_was_trained_on(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_adapter_names_a_base_that_peft_loads_with_the_weights_it_was_trained_on(tuning: Tuning) -> None:
     """Of a run its export, not one of other weights; without a base there is no adapter: peft would not notice."""
     peft = pytest.importorskip("peft")
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    task, run = write_task(epochs=1), tmp_path / "first" / "tone"
-    finetune(task, models["bert"], run.parent)
-    finetune(task, run, tmp_path / "a", *LORA)
-    folder = tmp_path / "a" / "tone"
-    named = json.loads((folder / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"]
-    assert named == str(run / "hf")
+    task, run = tuning.write(epochs=1), tuning.folder / "first" / "tone"
+    tuning.run(task, "bert", into="first")
+    tuning.run(task, run, *LORA, "lr=1e-5", into="a")
+    assert "adapters use lora.lr=0.02" in tuning.said
+    folder = tuning.folder / "a" / "tone"
+    about = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    named = about["base_model_name_or_path"]
+    assert named == str(run / "hf") and (about["r"], about["lora_alpha"]) == (4, 8)
     config = AutoConfig.from_pretrained(folder / "adapter")
     base = AutoModelForSequenceClassification.from_pretrained(named, config=config)
     adapted = peft.PeftModel.from_pretrained(base, folder / "adapter").eval()
@@ -150,48 +136,43 @@ def test_an_adapter_names_a_base_that_peft_loads_with_the_weights_it_was_trained
         torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, rtol=0, atol=1e-5)
 
     shutil.rmtree(run / "hf")
-    shutil.copytree(models["bert"], run / "hf")
-    capsys.readouterr()
-    finetune(task, run, tmp_path / "b", *LORA)
-    assert f"no adapter is written: peft cannot open {run}" in capsys.readouterr().out
-    assert (tmp_path / "b/tone/hf").is_dir() and not (tmp_path / "b/tone/adapter").exists()
-    assert main(["export", str(run)]) == 0
-    finetune(task, run, tmp_path / "b", *LORA)
-    assert (tmp_path / "b/tone/adapter").is_dir()
+    shutil.copytree(tuning.models["bert"], run / "hf")
+    tuning.run(task, run, *LORA, into="b")
+    assert f"no adapter is written: peft cannot open {run}" in tuning.said
+    assert (tuning.folder / "b/tone/hf").is_dir() and not (tuning.folder / "b/tone/adapter").exists()
+    tuning.cli("export", run)
+    tuning.run(task, run, *LORA, into="b")
+    assert (tuning.folder / "b/tone/adapter").is_dir()
 
-    words = ["--model", f"untrained:{models['bert']}", f"runs_folder={tmp_path}/c", "name=tone", *FAST, *LORA]
-    capsys.readouterr()
-    assert main(["finetune", str(task), *words]) == 0
-    assert "no adapter is written: it started from new random weights" in capsys.readouterr().out
-    assert not (tmp_path / "c/tone/adapter").exists()
+    tuning.run(task, f"untrained:{tuning.models['bert']}", *LORA, into="c")
+    assert "no adapter is written: it started from new random weights" in tuning.said
+    assert not (tuning.folder / "c/tone/adapter").exists()
 
 
-def test_layers_that_transformers_stores_otherwise(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_layers_that_transformers_stores_otherwise(tuning: Tuning) -> None:
     """XLNet's attention is not a linear layer there: only the merged model is exported, with a message."""
-    finetune(write_task(epochs=1), models["xlnet"], tmp_path / "runs", *LORA)
-    assert "which peft does not adapt. Use the merged model in hf/" in capsys.readouterr().out
-    folder = tmp_path / "runs" / "tone"
+    tuning.run(tuning.write(epochs=1), "xlnet", *LORA)
+    assert "which peft does not adapt. Use the merged model in hf/" in tuning.said
+    folder = tuning.tone
     assert (folder / "hf" / "config.json").is_file() and not (folder / "adapter").exists()
 
 
-def test_targets_and_dropout_repeat_to_the_bit(write_task: WriteTask, models: dict[str, Path], tmp_path: Path) -> None:
+def test_targets_and_dropout_repeat_to_the_bit(tuning: Tuning) -> None:
     """Some targets only, with dropout: only they have adapters, and a second run has equal weights."""
-    task = write_task(epochs=2)
+    task = tuning.write(epochs=2)
     words = [*LORA, "lora.targets=[Wqkv]", "lora.dropout=0.1"]
-    finetune(task, models["modernbert"], tmp_path / "a", *words)
-    trained = weights(tmp_path / "a" / "tone")
+    tuning.run(task, "modernbert", *words, into="a")
+    trained = weights(tuning.folder / "a" / "tone")
     assert {key.split(".")[-3] for key in trained if ".lora_" in key} == {"Wqkv"}
     # vLLM's loader: a name is base_model.model, a module and lora_A or lora_B; other tensors are modules_to_save alone
-    adapter = tmp_path / "a" / "tone" / "adapter"
+    adapter = tuning.folder / "a" / "tone" / "adapter"
     about, tensors = json.loads((adapter / "adapter_config.json").read_text()), read_tensors(adapter / WEIGHTS)
     matrices = [key for key in tensors if re.fullmatch(r"base_model\.model\.(model\.\S+)\.lora_[AB]\.weight", key)]
     assert {key.split(".", 5)[5].rpartition(".lora_")[0] for key in matrices} == set(about["target_modules"])
     assert {key.split(".")[2] for key in tensors.keys() - matrices} == set(about["modules_to_save"])
     assert about["bias"] == "none" and about["lora_alpha"] / about["r"] == 2
-    finetune(task, models["modernbert"], tmp_path / "b", *words)
-    again = weights(tmp_path / "b" / "tone")
+    tuning.run(task, "modernbert", *words, into="b")
+    again = weights(tuning.folder / "b" / "tone")
     assert all(torch.equal(trained[key], again[key]) for key in trained)
 
 
@@ -203,24 +184,6 @@ def test_targets_and_dropout_repeat_to_the_bit(write_task: WriteTask, models: di
         (["freeze=true", "lora.rank=4"], "a frozen encoder learns nothing"),
     ],
 )
-def test_what_cannot_be_adapted(
-    words: list[str],
-    message: str,
-    write_task: WriteTask,
-    models: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder = tmp_path / "runs"
-    assert main(["finetune", str(write_task()), "--model", str(models["bert"]), f"runs_folder={folder}", *words]) != 0
-    error = capsys.readouterr().err
+def test_what_cannot_be_adapted(words: list[str], message: str, tuning: Tuning) -> None:
+    error = tuning.refused(tuning.write(), "bert", *words)
     assert message in error and "Traceback" not in error
-
-
-def test_a_rate_that_is_not_read_is_reported(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    finetune(write_task(epochs=1), models["bert"], tmp_path / "runs", *LORA, "lr=1e-5")
-    assert "adapters use lora.lr=0.02" in capsys.readouterr().out
-    described = json.loads((tmp_path / "runs" / "tone" / "adapter" / "adapter_config.json").read_text())
-    assert (described["r"], described["lora_alpha"]) == (4, 8)

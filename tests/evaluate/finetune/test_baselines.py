@@ -20,15 +20,13 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.core.tensor_files import read_tensors
 from modernbert_train.data.packing import Chunk
-from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.optim.groups import weights_of
 from modernbert_train.report.throughput import training_flops
-from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.hf_folder import load_weights
-from tests.support.finetuning import finetune, write_tags
-from tests.support.labelled import BERT, CONFIGS, MODERNBERT, WriteTask
+from tests.support.finetuning import Tuning, write_tags
+from tests.support.labelled import BERT, CONFIGS, MODERNBERT
 from tests.support.runs import weights
 
 
@@ -49,12 +47,6 @@ def test_of_a_frozen_encoder_one_matrix_learns(config: ModelConfig, objective: L
     assert not model.training
 
 
-def test_a_frozen_encoder_is_exported_only_where_transformers_has_no_more(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"objective\.freeze=true: transformers' ModernBertForSequence"):
-        classifier_format(MODERNBERT, ClassifyConfig(labels=("a", "b"), freeze=True))
-    assert classifier_format(BERT, TagConfig(labels=("a", "b"), freeze=True)).name == "BertForTokenClassification"
-
-
 def test_of_a_frozen_encoder_only_the_forward_pass_counts_for_mfu() -> None:
     """Otherwise it would seem three times as fast as it is."""
     rows = [(Chunk(0, 0, 0, 40), Chunk(0, 1, 0, 20))]
@@ -66,17 +58,14 @@ def test_of_a_frozen_encoder_only_the_forward_pass_counts_for_mfu() -> None:
 
 
 @pytest.mark.runs
-def test_a_frozen_encoder_keeps_its_bits_and_its_head_learns(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = write_task(frozen={"lr": 3e-2, "epochs": 6})
-    model = Path(f"frozen:{models['bert']}")
-    result = finetune(task, model, tmp_path / "runs", "lr=1e-5", "lora.rank=2")
-    said = capsys.readouterr().out
-    assert "warning: lr= applies to full fine-tuning; a frozen encoder uses frozen.lr=0.03" in said
-    assert "warning: lora.rank=2: applies to adapters, and a frozen encoder has none." in said
-    assert "the outcome will not be exported" in said
-    before, after = load_weights(models["bert"]), weights(tmp_path / "runs" / "tone")
+def test_a_frozen_encoder_keeps_its_bits_and_its_head_learns(tuning: Tuning) -> None:
+    task = tuning.write(frozen={"lr": 3e-2, "epochs": 6})
+    model = Path(f"frozen:{tuning.models['bert']}")
+    result = tuning.run(task, model, "lr=1e-5", "lora.rank=2")
+    assert "warning: lr= applies to full fine-tuning; a frozen encoder uses frozen.lr=0.03" in tuning.said
+    assert "warning: lora.rank=2: applies to adapters, and a frozen encoder has none." in tuning.said
+    assert "the outcome will not be exported" in tuning.said
+    before, after = load_weights(tuning.models["bert"]), weights(tuning.tone)
     encoder = [key for key in after if key.startswith("model.")]
     assert encoder and all(torch.equal(after[key], before[key]) for key in encoder)
     assert {*after} - {*encoder} == {"classifier.weight", "classifier.bias"}
@@ -89,22 +78,19 @@ def test_a_frozen_encoder_keeps_its_bits_and_its_head_learns(
     ("prefix", "lr", "warned"), [("", "5e-5", True), ("", "1e-3", False), ("frozen:", "5e-5", False)]
 )
 def test_a_rate_of_large_encoders_is_questioned_for_a_small_one(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
-    prefix: str, lr: str, *, warned: bool,
-) -> None:  # fmt: skip
+    prefix: str, lr: str, warned: bool, tuning: Tuning
+) -> None:
     """The default is for 100 M parameters, and 1.6 M learned less at 3e-4 than at 1e-3."""
-    finetune(write_task(steps=2), Path(f"{prefix}{models['bert']}"), tmp_path / "runs", f"lr={lr}")
-    assert ("which may need about 1e-3; see docs/finetuning.md" in capsys.readouterr().out) is warned
+    tuning.run(tuning.write(steps=2), Path(f"{prefix}{tuning.models['bert']}"), f"lr={lr}")
+    assert ("which may need about 1e-3; see docs/finetuning.md" in tuning.said) is warned
 
 
 @pytest.mark.runs
-def test_an_untrained_twin_has_fresh_weights_by_the_seed(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_an_untrained_twin_has_fresh_weights_by_the_seed(tuning: Tuning) -> None:
     """It has the same architecture, tokenizer and texts, but fresh weights, visible when it is frozen."""
-    task = write_tags(tmp_path, write_task)
-    result = finetune(task, Path(f"frozen:untrained:{models['bert']}"), tmp_path / "runs", "seed=5", "frozen.epochs=1")
-    folder = tmp_path / "runs" / "tone"
+    task = write_tags(tuning.folder, tuning.write)
+    result = tuning.run(task, Path(f"frozen:untrained:{tuning.models['bert']}"), "seed=5", "frozen.epochs=1")
+    folder = tuning.tone
     config = load_run([folder / "config.yaml"])
     assert config.weights.init_from is None
     assert result["weights"] == "scratch"
@@ -112,7 +98,7 @@ def test_an_untrained_twin_has_fresh_weights_by_the_seed(
     initialize(fresh, config.model, 5)
     expected, after = dict(fresh.named_parameters()), weights(folder)
     assert all(torch.equal(after[key], expected[key]) for key in after if key.startswith("model."))
-    there = load_weights(models["bert"])
+    there = load_weights(tuning.models["bert"])
     assert not torch.equal(after["model.layers.0.attn.Wqkv.weight"], there["model.layers.0.attn.Wqkv.weight"])
     assert replace(config.model, init_std=0) == replace(CONFIGS["bert"], init_std=0)
     assert json.loads((folder / "hf" / "config.json").read_text())["architectures"] == ["BertForTokenClassification"]

@@ -1,4 +1,5 @@
-"""Classes predicted from packed texts: equal to transformers' classes on each text alone, after export and import."""
+"""Classes, tags, spans and choices predicted from packed texts: equal to transformers' on each text alone, after export
+and import."""
 
 from __future__ import annotations
 
@@ -10,26 +11,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F
 
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.config.schema import (
     AnswerConfig,
+    ChooseConfig,
     ClassifyConfig,
+    LabelledConfig,
     ModelConfig,
-    ObjectiveConfig,
     TagConfig,
 )
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import build_model
 from modernbert_train.models.classifier import Classifier
 from modernbert_train.models.init import initialize
+from modernbert_train.models.questions import NO_LOGIT
 from modernbert_train.plan.parameters import count_parameters
+from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats.classifiers import classifier_format
 from modernbert_train.weights.formats.config_json import CONFIG_JSON
-from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
-from tests.support.classifiers import PAIRS, encoded, exported, made, packed
+from tests.support.classifiers import PAIRS, assert_opens_again, encoded, exported, made, packed
 from tests.support.labelled import BERT, CONFIGS, GEMMA, LLAMA, LLAMAS, MODERNBERT
 
 LABELS = ("no", "yes", "perhaps")
@@ -76,12 +79,7 @@ def test_packed_pairs_have_the_logits_of_transformers_one_by_one(
     torch.testing.assert_close(ours, torch.stack(alone), atol=1e-5, rtol=1e-5)
     assert ours.std() > 0.05
 
-    weights = load_weights(folder)  # import
-    assert {*weights} == {*model.state_dict()}
-    assert all(torch.equal(weights[key], tensor) for key, tensor in model.state_dict().items())
-    source = open_model(folder)
-    there = replace(objective, segments=1, labels=objective.labels or ("score",))  # as far as config.json has it
-    assert source.objective == there
+    assert_opens_again(folder, model, replace(objective, labels=objective.labels or ("score",)))
 
 
 @pytest.mark.parametrize("name", [*ENCODERS])
@@ -105,31 +103,30 @@ def test_tags_of_words_have_the_logits_of_transformers(name: str, tokenizer: Pat
             logits = theirs.eval()(**reader(texts[number][0], return_tensors="pt")).logits[0, 1:-1]
             alone.append(logits[[n for n, label in enumerate(labels[number]) if label >= 0]])
     torch.testing.assert_close(ours, torch.cat(alone), atol=1e-5, rtol=1e-5)
-    assert open_model(folder).objective == objective
+    assert_opens_again(folder, model, objective)
 
 
-def loss_of(logits: Tensor, labels: Tensor, kind: str) -> Tensor:
-    functions: dict[str, Any] = {
-        "single-label": lambda: torch.nn.functional.cross_entropy(logits, labels.long().squeeze(1)),
-        "multi-label": lambda: torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.float()),
-        "regression": lambda: torch.nn.functional.mse_loss(logits, labels.float()),
-    }
-    return functions[kind]()
+LOSSES: list[tuple[Any, list[Any], Any]] = [
+    ("single-label", [[[2]], [[0]], [[1]], [[0]]], lambda told, so: F.cross_entropy(told, so.long().squeeze(1))),
+    (
+        "multi-label",
+        [[[1, 0, 1]], [[0, 0, 0]], [[1, 1, 1]], [[0, 1, 0]]],
+        lambda told, so: F.binary_cross_entropy_with_logits(told, so.float()),
+    ),
+    ("regression", [[[1.5]], [[-2.25]], [[1e-3]], [[100.0]]], lambda told, so: F.mse_loss(told, so.float())),
+]
 
 
-@pytest.mark.parametrize("kind", ["single-label", "multi-label", "regression"])
-def test_the_loss_is_the_mean_that_transformers_takes(kind: Any, tokenizer: Path) -> None:
+@pytest.mark.parametrize(("kind", "labels", "loss_of"), LOSSES)
+def test_the_loss_is_the_mean_that_transformers_takes(
+    kind: Any, labels: list[Any], loss_of: Any, tokenizer: Path
+) -> None:
     """A sum over a count known on the host: the same update for any cut of a batch."""
     objective = ClassifyConfig(kind=kind, labels=() if kind == "regression" else LABELS)
     model, documents = made(MODERNBERT, objective), encoded(tokenizer, PAIRS)
-    labels = {
-        "single-label": [[[2]], [[0]], [[1]], [[0]]],
-        "multi-label": [[[1, 0, 1]], [[0, 0, 0]], [[1, 1, 1]], [[0, 1, 0]]],
-        "regression": [[[1.5]], [[-2.25]], [[1e-3]], [[100.0]]],
-    }[kind]
     batch = packed(documents, labels, objective, tokenizer, [[0, 1], [2, 3]])
     sums = model(batch, figures=True)
-    expected = loss_of(model.predict(batch)[:4], torch.tensor(np.concatenate(labels)), kind)
+    expected = loss_of(model.predict(batch)[:4], torch.tensor(np.concatenate(labels)))
     torch.testing.assert_close(sums.losses["classify"] / batch.counts["classify"], expected)
     parts = [packed(documents, labels, objective, tokenizer, [row]) for row in ([0, 1], [2, 3])]
     torch.testing.assert_close(sum(model(part).losses["classify"] for part in parts), sums.losses["classify"])
@@ -168,7 +165,7 @@ def test_every_document_of_a_class_gives_the_encoder_a_gradient(tokenizer: Path)
     [ClassifyConfig(labels=LABELS), TagConfig(labels=LABELS), ClassifyConfig(labels=LABELS, freeze=True)],
     ids=["class", "tag", "frozen"],
 )
-def test_the_census_counts_the_real_model(config: ModelConfig, objective: ObjectiveConfig) -> None:
+def test_the_census_counts_the_real_model(config: ModelConfig, objective: LabelledConfig) -> None:
     """Otherwise banner, plan and MFU would count a head for tokens that does not exist."""
     real = build_model(config, objective)
     assert count_parameters(config, objective).total == sum(each.numel() for each in real.parameters())
@@ -207,35 +204,136 @@ def test_what_stands_before_the_classes_is_drawn_as_transformers_draws_it(
         assert drawn["classifier.weight"].std().item() == pytest.approx(0.88 * 64**-0.5, rel=0.03)
 
 
-def test_what_transformers_cannot_say_is_refused_with_a_reason(tokenizer: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"pooling=mean: transformers' BertForSequenceClassification only reads cls"):
-        classifier_format(BERT, ClassifyConfig(labels=LABELS, pooling="mean"))
-    with pytest.raises(ConfigError, match=r"transformers' XLNetForSequenceClassification only reads cls"):
-        classifier_format(CONFIGS["xlnet"], ClassifyConfig(labels=LABELS, pooling="mean"))
-    objective = ClassifyConfig(labels=LABELS)
-    folder = exported(made(MODERNBERT, objective), MODERNBERT, objective, tokenizer, tmp_path / "hf")
-    raw = json.loads((folder / CONFIG_JSON).read_text())
-    for change in ({"id2label": {"0": "a", "2": "b"}}, {"problem_type": "ranking"}, {"model_type": "bert"}):
-        (folder / CONFIG_JSON).write_text(json.dumps(raw | change))
-        with pytest.raises(DataError, match="|".join(map(str, change))):
-            open_model(folder)
+LAST_TOKEN = "its classes of texts read only the last token"  # they would predict other classes
+FIRST_DEBERTA = replace(CONFIGS["deberta"], version="v1")
 
 
-def test_classes_of_a_decoders_shape_that_transformers_has_not(tokenizer: Path, tmp_path: Path) -> None:
-    """transformers' classes for a Qwen or Gemma use only the last token: they would predict other classes."""
-    for config, objective, said in [
+@pytest.mark.parametrize(
+    ("config", "objective", "message"),
+    [
+        (BERT, ClassifyConfig(labels=LABELS), "pooling=mean: transformers' BertForSequenceClassification only reads"),
+        (CONFIGS["xlnet"], ClassifyConfig(labels=LABELS), "transformers' XLNetForSequenceClassification only reads"),
         (LLAMA, ClassifyConfig(labels=LABELS, pooling="cls"), "EuroBertForSequenceClassification only reads mean"),
-        (LLAMAS["qwen3"], ClassifyConfig(labels=LABELS), "on a qwen3 .its classes of texts read only the last token"),
-        (LLAMAS["qwen2"], ClassifyConfig(labels=LABELS), "on a qwen2 .its classes of texts read only the last token"),
-        (GEMMA, ClassifyConfig(labels=LABELS), "on a gemma3_text .its classes of texts read only the last token"),
+        (LLAMAS["qwen3"], ClassifyConfig(labels=LABELS), f"on a qwen3 .{LAST_TOKEN}"),
+        (LLAMAS["qwen2"], ClassifyConfig(labels=LABELS), f"on a qwen2 .{LAST_TOKEN}"),
+        (GEMMA, ClassifyConfig(labels=LABELS), f"on a gemma3_text .{LAST_TOKEN}"),
         (GEMMA, TagConfig(labels=LABELS), "no class of transformers has this head on a gemma3_text; for"),
         (LLAMA, AnswerConfig(), "no class of transformers has this head on a eurobert"),
-    ]:
-        with pytest.raises(ConfigError, match=said):
-            classifier_format(config, objective)
-    objective = TagConfig(labels=LABELS)
-    folder = exported(made(LLAMAS["qwen3"], objective), LLAMAS["qwen3"], objective, tokenizer, tmp_path / "hf")
+        (FIRST_DEBERTA, ChooseConfig(labels=("0", "1"), pooling="cls"), "has this head on a deberta"),
+        (MODERNBERT, ClassifyConfig(labels=LABELS, freeze=True), "freeze=true: transformers' ModernBertForSequence"),
+    ],
+)
+def test_what_transformers_cannot_say_is_not_exported(
+    config: ModelConfig, objective: LabelledConfig, message: str
+) -> None:
+    """It is trained and measured nevertheless, and the reason is reported."""
+    with pytest.raises(ConfigError, match=message):
+        classifier_format(config, objective)
+
+
+def test_heads_without_more_than_a_matrix_are_exported() -> None:
+    assert classifier_format(FIRST_DEBERTA, AnswerConfig()).name == "DebertaForQuestionAnswering"
+    assert classifier_format(BERT, TagConfig(labels=LABELS, freeze=True)).name == "BertForTokenClassification"
+
+
+@pytest.mark.parametrize(
+    ("config", "objective", "change", "message"),
+    [
+        (MODERNBERT, ClassifyConfig(labels=LABELS), {"id2label": {"0": "a", "2": "b"}}, "id2label"),
+        (MODERNBERT, ClassifyConfig(labels=LABELS), {"problem_type": "ranking"}, "problem_type"),
+        (MODERNBERT, ClassifyConfig(labels=LABELS), {"model_type": "bert"}, "model_type"),
+        (LLAMAS["qwen3"], TagConfig(labels=LABELS), {"is_causal": True}, "Qwen3ForTokenClassification in causal order"),
+    ],
+)
+def test_a_folder_of_other_classes_is_not_opened(
+    config: ModelConfig, objective: LabelledConfig, change: dict[str, Any], message: str,
+    tokenizer: Path, tmp_path: Path,
+) -> None:  # fmt: skip
+    folder = exported(made(config, objective), config, objective, tokenizer, tmp_path / "hf")
     raw = json.loads((folder / CONFIG_JSON).read_text())
-    (folder / CONFIG_JSON).write_text(json.dumps(raw | {"is_causal": True}))
-    with pytest.raises(DataError, match="Qwen3ForTokenClassification in causal order"):
+    (folder / CONFIG_JSON).write_text(json.dumps(raw | change))
+    with pytest.raises(DataError, match=message):
         open_model(folder)
+
+
+# --- questions ----------------------------------------------------------------------------------------------------
+
+SEGMENTS = {"bert": 2, "albert": 2, "xlnet": 2}
+ORDER = (2, 0, 1, 3)
+ROWS = [[2, 0], [], [1, 3]]
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("name", [*CONFIGS])
+def test_spans_in_packed_windows_have_the_logits_and_the_loss_of_transformers(
+    name: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Otherwise the exported model gives other answers than the evaluated one, or has learned something else."""
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    objective = AnswerConfig(segments=SEGMENTS.get(name, 1))
+    model = made(CONFIGS[name], objective)
+    folder = exported(model, CONFIGS[name], objective, tokenizer, tmp_path / "hf")
+    theirs, reader = AutoModelForQuestionAnswering.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    documents = encoded(tokenizer, PAIRS)
+    spans = [[[4, 6]], [[0, 0]], [[IGNORED_LABEL] * 2], [[5, 5]]]
+    batch = packed(documents, spans, objective, tokenizer, ROWS)
+    assert batch.counts == {"answer": 3}
+    sums = model(batch, figures=True)
+    ours, losses, at = model.predict(batch), [], 0
+    for number in ORDER:
+        length = len(documents[number]) + 2
+        asked = reader(*PAIRS[number], return_tensors="pt")
+        start, end = torch.tensor([spans[number][0][0]]), torch.tensor([spans[number][0][1]])
+        known = spans[number][0][0] != IGNORED_LABEL
+        told = theirs.eval()(**asked, **({"start_positions": start, "end_positions": end} if known else {}))
+        alone = torch.stack([told.start_logits[0], told.end_logits[0]], dim=1)
+        torch.testing.assert_close(ours[at : at + length], alone, atol=1e-5, rtol=1e-5)
+        losses += [told.loss] if known else []
+        at += length
+    assert ours[:at].std() > 0.05
+    torch.testing.assert_close(sums.losses["answer"] / 3, torch.stack(losses).mean(), atol=1e-5, rtol=1e-5)
+    sums.losses["answer"].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.classifier.parameters())
+    assert_opens_again(folder, model, objective)
+
+
+CHOICES = [
+    [("aki nabe", "kelo"), ("aki nabe", "domi tinda"), ("aki nabe", "lamu")],
+    [("ruto", "beru mosa"), ("ruto", "aki")],
+]
+POOLING = {"modernbert": "mean"}
+
+
+@pytest.mark.parametrize("name", [*CONFIGS])
+def test_packed_choices_have_the_logits_and_the_loss_of_transformers(
+    name: str, tokenizer: Path, tmp_path: Path
+) -> None:
+    """Also for questions with other numbers of choices; choices do not see each other."""
+    from transformers import AutoModelForMultipleChoice, AutoTokenizer
+
+    objective = ChooseConfig(labels=("0", "1", "2"), pooling=POOLING.get(name, "cls"), segments=SEGMENTS.get(name, 1))
+    model = made(CONFIGS[name], objective)
+    folder = exported(model, CONFIGS[name], objective, tokenizer, tmp_path / "hf")
+    theirs, reader = AutoModelForMultipleChoice.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    vocabulary = read_vocabulary(tokenizer)
+    documents = []
+    for each in CHOICES:
+        first, *others = encoded(tokenizer, each)
+        documents.append([*first, *(token for ids in others for token in (vocabulary.sep_id, vocabulary.cls_id, *ids))])
+    right = [2, 0]
+    batch = packed(documents, [[[number]] for number in right], objective, tokenizer, [[1], [], [0]])
+    assert batch.counts == {"choose": 2}
+    sums, ours = model(batch, figures=True), model.predict(batch)
+    losses = []
+    for place, number in enumerate((1, 0)):
+        asked = reader(*zip(*CHOICES[number], strict=True), padding=True, return_tensors="pt")
+        told = theirs.eval()(**{key: value[None] for key, value in asked.items()}, labels=torch.tensor([right[number]]))
+        width = len(CHOICES[number])
+        torch.testing.assert_close(ours[place, :width], told.logits[0], atol=1e-5, rtol=1e-5)
+        assert (ours[place, width:] == NO_LOGIT).all()
+        losses.append(told.loss)
+    torch.testing.assert_close(sums.losses["choose"] / 2, torch.stack(losses).mean(), atol=1e-5, rtol=1e-5)
+    sums.losses["choose"].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.classifier.parameters())
+    assert_opens_again(folder, model, objective)

@@ -6,41 +6,40 @@ If this breaks, users cannot submit a test set or inspect errors, or the exporte
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from modernbert_train.__main__ import main
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.tensor_files import read_tensors
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.read import read_splits
 from modernbert_train.evaluate.finetune.shards import prepare
-from tests.support.finetuning import finetune, metrics, predictions
-from tests.support.labelled import PLAIN, WriteTask, sentences, write_tsv
-from tests.support.labelled_texts import documents, task_of
+from tests.support.finetuning import Tuning, metrics, predictions
+from tests.support.finetuning_fixtures import Hub
+from tests.support.labelled import BAD, GOOD, PLAIN, json_lines, sentences, write_splits, write_tsv
+from tests.support.labelled_texts import documents, labels_in, prepared_of, task_of
 
 OTHER = {"up": "down", "down": "up"}
 
 
 @pytest.mark.runs
-def test_the_best_epoch_is_what_is_exported_and_predicted(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_best_epoch_is_what_is_exported_and_predicted(tuning: Tuning) -> None:
     """Classes of dev are wrong, so training increases its loss: the first epoch is the best."""
     from transformers import pipeline
 
-    task = write_task(best="loss", epochs=4, id_column="id", predict={"more": str(tmp_path / "more.tsv")})
+    task = tuning.write(best="loss", epochs=4, id_column="id", predict={"more": str(tuning.folder / "more.tsv")})
     dev, more = sentences(40, 2), [text for text, _ in sentences(9, 7)]
     more[4] = " "
     rows = [(text, OTHER[label], f"t{n}") for n, (text, label) in enumerate(dev)]
-    write_tsv(tmp_path / "dev.tsv", ("text", "label", "id"), rows)
-    write_tsv(tmp_path / "more.tsv", ("id", "text"), [(n, text) for n, text in enumerate(more)])
-    result = finetune(task, models["modernbert"], tmp_path / "runs")
-    folder = tmp_path / "runs" / "tone"
+    write_tsv(tuning.folder / "dev.tsv", ("text", "label", "id"), rows)
+    write_tsv(tuning.folder / "more.tsv", ("id", "text"), [(n, text) for n, text in enumerate(more)])
+    result = tuning.run(task, "modernbert")
+    folder = tuning.tone
     epochs = [entry for entry in metrics(folder) if entry["kind"] == "evaluation"]
     losses = [entry["figures"]["loss"] for entry in epochs]
     assert len(losses) == 4 and losses[0] == min(losses) < losses[-1] - 0.1
@@ -68,40 +67,34 @@ def test_the_best_epoch_is_what_is_exported_and_predicted(
             assert said["label"] == each["prediction"]
             assert said["score"] == pytest.approx(each["scores"][each["prediction"]], abs=1e-4)
     before = (folder / "predictions.jsonl").read_bytes()
-    assert finetune(task, models["modernbert"], tmp_path / "runs") == result, (
-        "training does not continue from the best epoch"
-    )
+    assert tuning.run(task, "modernbert") == result, "training does not continue from the best epoch"
     assert (folder / "predictions.jsonl").read_bytes() == before
 
 
 @pytest.mark.runs
-def test_a_metric_that_is_undefined_at_every_epoch_does_not_lose_the_run(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_metric_that_is_undefined_at_every_epoch_does_not_lose_the_run(tuning: Tuning) -> None:
     """Such as the correlation with one score, or of a rate that predicts one: then the last epoch counts."""
     for name, number in (("train", 40), ("dev", 12)):
         rows = [(text, n % 5 if name == "train" else 1) for n, (text, _) in enumerate(sentences(number, 3))]
-        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), rows)
-    task = write_task(kind="regression", best="pearson", epochs=2)
-    result = finetune(task, models["bert"], tmp_path / "runs")
+        write_tsv(tuning.folder / f"{name}.tsv", ("text", "label"), rows)
+    task = tuning.write(kind="regression", best="pearson", epochs=2)
+    result = tuning.run(task, "bert")
     assert result["figures"]["dev"]["pearson"] is None and result["counted"]["epoch"] == 2
-    said = capsys.readouterr()
-    assert "warning: best=pearson: undefined at every epoch, so the last one counts" in said.out
-    assert "UserWarning" not in said.err
+    assert "warning: best=pearson: undefined at every epoch, so the last one counts" in tuning.said
+    assert "UserWarning" not in tuning.said
 
 
 @pytest.mark.runs
-def test_a_class_that_only_the_measured_texts_have_is_never_predicted_correctly(
-    write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_that_only_the_measured_texts_have_is_never_predicted_correctly(tuning: Tuning) -> None:
     """Of several classes too, though nothing is predicted of such a text; training may have one class alone."""
-    for name, other in (("train", []), ("dev", ["new"])):
-        lines = [{"text": text, "label": ["a"] if up == "up" else other} for text, up in sentences(40, len(name))]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    files = {"train": f"{tmp_path}/train.jsonl", "validation": {"dev": f"{tmp_path}/dev.jsonl"}}
-    task = write_task(kind="multi-label", metrics=["accuracy", "micro_f1", "macro_f1"], epochs=1, **files)
-    result = finetune(task, models["bert"], tmp_path / "runs")
-    told = predictions(tmp_path / "runs/tone", "dev")
+
+    def written(seed: int, other: list[str]) -> str:
+        return json_lines({"text": text, "label": ["a"] if up == "up" else other} for text, up in sentences(40, seed))
+
+    files = write_splits(tuning.folder, "jsonl", written(5, []), written(3, ["new"]))
+    task = tuning.write(kind="multi-label", metrics=["accuracy", "micro_f1", "macro_f1"], epochs=1, **files)
+    result = tuning.run(task, "bert")
+    told = predictions(tuning.tone, "dev")
     known = np.mean([each["label"] == ["a"] for each in told])
     assert {tuple(each["label"]) for each in told} == {("a",), ("new",)} and result["unseen"] == {"dev": ["new"]}
     found = result["figures"]["dev"]
@@ -109,7 +102,7 @@ def test_a_class_that_only_the_measured_texts_have_is_never_predicted_correctly(
     assert found["accuracy"] == pytest.approx(right) and right <= known < 1
     of_a = 2 * right * 40 / sum(len(each["prediction"]) + (each["label"] == ["a"]) for each in told)
     assert found["macro_f1"] == pytest.approx(of_a / 2) and found["micro_f1"] <= of_a
-    assert "of classes missing in training" in capsys.readouterr().out
+    assert "of classes missing in training" in tuning.said
 
 
 @pytest.mark.runs
@@ -120,13 +113,12 @@ def test_a_class_that_only_the_measured_texts_have_is_never_predicted_correctly(
         pytest.param("multi-label", lambda up: "a,b" if up else "b", marks=pytest.mark.slow),
     ],
 )
-def test_scores_and_several_classes_are_predicted(
-    kind: str, label: Any, write_task: WriteTask, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_scores_and_several_classes_are_predicted(kind: str, label: Any, tuning: Tuning) -> None:
     for name, seed in (("train", 1), ("dev", 2)):
-        write_tsv(tmp_path / f"{name}.tsv", ("text", "label"), [(t, label(c == "up")) for t, c in sentences(96, seed)])
-    result = finetune(write_task(kind=kind, epochs=7), models["modernbert"], tmp_path / "runs")
-    told = predictions(tmp_path / "runs" / "tone", "dev")
+        rows = [(text, label(up == "up")) for text, up in sentences(96, seed)]
+        write_tsv(tuning.folder / f"{name}.tsv", ("text", "label"), rows)
+    result = tuning.run(tuning.write(kind=kind, epochs=7), "modernbert")
+    told = predictions(tuning.tone, "dev")
     if kind == "regression":
         found = np.corrcoef([each["prediction"] for each in told], [each["label"] for each in told])[0, 1]
         assert found == pytest.approx(result["figures"]["dev"]["pearson"], abs=1e-4) and found > 0.8
@@ -138,21 +130,18 @@ def test_scores_and_several_classes_are_predicted(
 
 def test_lists_of_words_and_tags_are_what_a_conll_file_is(tmp_path: Path, tokenizer: Path) -> None:
     rows = [(["aki", "ruto", "kelo"], ["B-x", "I-x", "O"]), (["lamu"], ["O"]), (["domi", "nabe"], ["O", "B-y"])]
-    folders = {}
-    for end in ("conll", "jsonl"):
-        for name in ("train", "dev"):
-            lines = ["".join(f"{w}\t{t}\n" for w, t in zip(*row, strict=True)) for row in rows]
-            if end == "jsonl":
-                lines = [json.dumps({"tokens": words, "tags": tags}) for words, tags in rows]
-            (tmp_path / f"{name}.{end}").write_text("\n".join(lines) + "\n")
-        keys = {"kind": "tokens", "train": f"{tmp_path}/train.{end}", "validation": {"dev": f"{tmp_path}/dev.{end}"}}
-        folders[end] = prepare(task_of(tmp_path, **keys), tokenizer, 32, tmp_path / end / "task")
-    assert folders["conll"].labels == folders["jsonl"].labels == ("O", "B-x", "B-y", "I-x")
-    found = {end: documents(each.folder / "train", tokenizer) for end, each in folders.items()}
-    (ids, shards), (other_ids, other_shards) = found["conll"], found["jsonl"]
-    assert [list(each) for each in ids] == [list(each) for each in other_ids]
-    assert shards.labels is not None and other_shards.labels is not None
-    assert all(shards.labels[n].tolist() == other_shards.labels[n].tolist() for n in range(3))
+    blocks = ["".join(f"{w}\t{t}\n" for w, t in zip(*row, strict=True)) for row in rows]
+    texts = {
+        "conll": "\n".join(blocks),
+        "jsonl": json_lines({"tokens": words, "tags": tags} for words, tags in rows),
+    }
+    found = []
+    for end, text in texts.items():
+        task = task_of(tmp_path, kind="tokens", **write_splits(tmp_path, end, text))
+        prepared = prepare(task, tokenizer, 32, tmp_path / end / "task")
+        folder = prepared.folder / "train"
+        found.append((prepared.labels, documents(folder, tokenizer), labels_in(folder, tokenizer)))
+    assert found[0] == found[1] and found[0][0] == ("O", "B-x", "B-y", "I-x")
 
 
 @pytest.mark.parametrize(
@@ -172,27 +161,18 @@ def test_lists_of_words_and_tags_are_what_a_conll_file_is(tmp_path: Path, tokeni
 def test_lists_that_are_none_are_refused_with_their_line(
     line: dict[str, Any], message: str, tmp_path: Path, tokenizer: Path
 ) -> None:
-    for name in ("train", "dev"):
-        rows = [{"tokens": ["aki"], "tags": ["B-x"]}, {"tokens": ["aki"], "tags": ["O"]}, line]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    keys = {"kind": "tokens", "train": f"{tmp_path}/train.jsonl", "validation": {"dev": f"{tmp_path}/dev.jsonl"}}
+    rows = [{"tokens": ["aki"], "tags": ["B-x"]}, {"tokens": ["aki"], "tags": ["O"]}, line]
     with pytest.raises(DataError, match=f"line 3.*{message}"):
-        prepare(task_of(tmp_path, **keys), tokenizer, 32, tmp_path / "run" / "task")
+        prepared_of(tmp_path, tokenizer, kind="tokens", **write_splits(tmp_path, "jsonl", json_lines(rows)))
 
 
-def test_words_and_tags_of_the_hub_have_the_names_of_its_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_and_tags_of_the_hub_have_the_names_of_its_classes(hub: Hub) -> None:
     """CoNLL-2003 and similar sets: lists of words, and of numbers with names in the dataset."""
     import datasets
 
     tags = datasets.Sequence(datasets.ClassLabel(names=["O", "B-x", "I-x"]))
-    features = datasets.Features({"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": tags})
     rows = [{"tokens": ["aki", "ruto"], "ner_tags": [1, 2]}, {"tokens": ["kelo"], "ner_tags": [0]}]
-
-    def load(data: str, subset: str | None, split: str) -> Any:
-        found = datasets.Dataset.from_list(rows, features=features)
-        return found.remove_columns("ner_tags") if split == "test" else found
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
+    hub(rows, {"tokens": datasets.Sequence(datasets.Value("string")), "ner_tags": tags}, test="ner_tags")
     keys = {"validation": {"dev": "validation"}, "predict": {"test": "test"}, "label_column": "ner_tags"}
     task = TaskConfig(kind="tokens", data="some/entities", train="train", **keys)
     labels = kind_of(task.kind).numbers(task, read_splits(task))
@@ -204,26 +184,79 @@ def test_words_and_tags_of_the_hub_have_the_names_of_its_classes(monkeypatch: py
 
 @pytest.mark.runs
 @pytest.mark.parametrize("end", ["conll", pytest.param("jsonl", marks=pytest.mark.slow)])
-def test_parts_of_speech_are_learned(
-    end: str, write_task: WriteTask, models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_of_speech_are_learned(end: str, tuning: Tuning) -> None:
     """Tags that are not spans; whole numbers are classes by their place in labels."""
     names = ["PLAIN", "GOOD", "BAD-ish"]
-    kinds = {"aki": 1, "beru": 1, "domi": 1, "kelo": 2, "lamu": 2, "sitre": 2} | dict.fromkeys(PLAIN, 0)
-    for name, seed in (("train", 1), ("dev", 2)):
+    kinds = dict.fromkeys(GOOD, 1) | dict.fromkeys(BAD, 2) | dict.fromkeys(PLAIN, 0)
+
+    def written(seed: int) -> str:
         rows = [text.split() for text, _ in sentences(96, seed)]
         if end == "conll":
-            text = "\n".join("".join(f"{word}\t{names[kinds[word]]}\n" for word in row) for row in rows)
-        else:
-            text = "".join(json.dumps({"w": row, "pos": [kinds[word] for word in row]}) + "\n" for row in rows)
-        (tmp_path / f"{name}.{end}").write_text(text)
-    keys = {"train": f"{tmp_path}/train.{end}", "validation": {"dev": f"{tmp_path}/dev.{end}"}, "epochs": 5}
+            return "\n".join("".join(f"{word}\t{names[kinds[word]]}\n" for word in row) for row in rows)
+        return json_lines({"w": row, "pos": [kinds[word] for word in row]} for row in rows)
+
+    keys = write_splits(tuning.folder, end, written(1), written(2)) | {"epochs": 5}
     columns = {} if end == "conll" else {"text_columns": ["w"], "label_column": "pos", "labels": names}
-    task = write_task(kind="tokens", metrics=["accuracy", "macro_f1"], **keys, **columns)
-    result = finetune(task, models["modernbert"], tmp_path / "runs")
+    task = tuning.write(kind="tokens", metrics=["accuracy", "macro_f1"], **keys, **columns)
+    result = tuning.run(task, "modernbert")
     assert {*result["labels"]} == {*names} and result["figures"]["dev"]["macro_f1"] > 0.8
     if end == "conll":
-        task = write_task(kind="tokens", **keys)
-        words = [f"runs_folder={tmp_path}/other", "name=tone", "compute.device=cpu"]
-        assert main(["finetune", str(task), "--model", str(models["modernbert"]), *words]) == 65
-        assert "set metrics to [accuracy] or [macro_f1]" in capsys.readouterr().err
+        assert "set metrics to [accuracy] or [macro_f1]" in tuning.refused(
+            tuning.write(kind="tokens", **keys), "modernbert", "name=other", code=65
+        )
+
+
+# --- relations of two marked spans ---------------------------------------------------------------------------------
+
+
+def marked(number: int, seed: int) -> list[tuple[str, str]]:
+    """Return texts of three classes, determined by the words of both marked spans."""
+    draw, found = random.Random(seed), []
+    for _ in range(number):
+        label = draw.choice(("Other", "up(e1,e2)", "down(e1,e2)"))
+        words = {"Other": PLAIN, "up(e1,e2)": GOOD, "down(e1,e2)": BAD}[label]
+        first, second = (f"<e{n}>{draw.choice(words)}</e{n}>" for n in (1, 2))
+        rest = [" ".join(draw.choices(PLAIN, k=draw.randint(1, 4))) for _ in range(3)]
+        found.append((f"{rest[0]} {first} {rest[1]} {second}{rest[2]}", label))
+    return found
+
+
+@pytest.mark.runs
+def test_a_relation_is_learned_and_measured_without_the_class_that_is_none(tuning: Tuning) -> None:
+    """Also for a text far longer than the model reads: it is cut around the spans, or it could not be learned."""
+    for name, number in (("train", 240), ("dev", 60)):
+        write_tsv(tuning.folder / f"{name}.tsv", ("text", "label"), marked(number, number))
+    long = f"{'nabe ' * 90}<e1>aki</e1> ruto <e2>beru</e2> {'mosa ' * 90}"
+    with (tuning.folder / "dev.tsv").open("a") as file:
+        file.write(f"{long}\tup(e1,e2)\n")
+    task = tuning.write(kind="relation", epochs=8, metrics=["relation_f1", "macro_f1"], max_tokens=40)
+    result = tuning.run(task, "modernbert")
+    assert result["labels"] == ["Other", "down(e1,e2)", "up(e1,e2)"]
+    assert result["figures"]["dev"]["relation_f1"] > 0.8 and result["counts"]["dev"]["truncated"] == 1
+    lines = predictions(tuning.tone, "dev")
+    told, so = ([each[key] for each in lines] for key in ("prediction", "label"))
+    right = sum(a == b != "Other" for a, b in zip(told, so, strict=True))
+    some = sum(each != "Other" for each in (*told, *so))
+    assert result["figures"]["dev"]["relation_f1"] == pytest.approx(2 * right / some)
+    assert told[-1] == "up(e1,e2)"  # the first 40 tokens are irrelevant
+    assert json.loads((tuning.tone / "hf/config.json").read_text())["id2label"]["0"] == "Other"
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize(
+    ("text", "label", "message"),
+    [
+        ("aki <e1>beru</e1> domi", "Other", "line 2: the spans are not marked. Write <e1>...</e1>"),
+        ("<e1>aki</e1> <e2> </e2>", "Other", "line 2: the spans are not marked"),
+        ("<e1>aki</e1> <e1>ruto</e1> <e2>beru</e2>", "Other", "line 2: the spans are not marked"),
+        ("<e1>aki</e1> <e2>ruto</e2>", "x", "relation_f1 leaves out the class without a relation, and none is called"),
+    ],
+)
+def test_spans_that_are_not_marked_are_refused_with_their_line(
+    text: str, label: str, message: str, tuning: Tuning
+) -> None:
+    rows = [(text, label), ("<e1>aki</e1> <e2>ruto</e2>", "y")]
+    task = tuning.write(kind="relation")
+    for name, each in (("train", rows), ("dev", rows[1:])):
+        write_tsv(tuning.folder / f"{name}.tsv", ("text", "label"), each)
+    assert message in tuning.refused(task, "bert", code=65)

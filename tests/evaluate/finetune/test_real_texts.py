@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.config.schema import MaskedLmConfig, ModernBertConfig
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.evaluate.finetune.shards import prepare
-from modernbert_train.models.build import build_model
-from modernbert_train.models.init import initialize
-from modernbert_train.weights.hf_folder import export
+from tests.support.labelled import export_masked_lm
 from tests.support.make_shards import make_tokenizer
 
 DATA = Path(os.environ.get("MODERNBERT_LABELLED", Path(__file__).parents[4] / "shared" / "data"))
@@ -84,10 +82,7 @@ def test_every_text_is_read(name: str, tokenizer: Path, tmp_path: Path) -> None:
 def test_intents_are_learned_from_scratch(tokenizer: Path, tmp_path: Path) -> None:
     """77 classes, an untrained encoder of four layers: single words identify most of them."""
     config = ModernBertConfig(vocab_size=1024, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=96)
-    model = build_model(config, MaskedLmConfig())
-    initialize(model, config, 3)
-    state = {key: value for key, value in model.state_dict().items() if key != "decoder.weight"}
-    export(state, config, max_tokens=256, tokenizer_folder=tokenizer, out=tmp_path / "tiny", card="")
+    export_masked_lm(config, tokenizer, tmp_path / "tiny", max_tokens=256)
     (tmp_path / "banking77.yaml").write_text(json.dumps(keys_of("banking77") | {"lr": 1e-3, "epochs": 1}))
     words = ["compute.device=cpu", "data.num_workers=0", f"runs_folder={tmp_path}", "name=banking"]
     assert main(["finetune", f"{tmp_path}/banking77.yaml", "--model", f"{tmp_path}/tiny", *words]) == 0

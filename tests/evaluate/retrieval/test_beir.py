@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from modernbert_train.__main__ import main
 from modernbert_train.config.tools.retrieval import EvaluateConfig, RetrievalConfig, retrieval_problems
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import joined, read_beir
 from tests.support.beir import WriteBeir
+from tests.support.front_door import Cli
 from tests.support.paths import ROOT
 
 HEAD = "query-id\tcorpus-id\tscore\n"
@@ -75,13 +77,11 @@ def test_a_broken_folder_is_refused_with_its_place(name: str, write_beir: WriteB
     assert message in str(raised.value) and str(folder) in str(raised.value)
 
 
-def test_the_same_judgement_twice_is_one(write_beir: WriteBeir) -> None:
-    assert read_beir(write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)] * 2), "test").counts["judgements"] == 1
-
-
-def test_a_split_is_no_path(write_beir: WriteBeir) -> None:
+def test_the_same_judgement_twice_is_one_and_a_split_is_no_path(write_beir: WriteBeir) -> None:
+    folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)] * 2)
+    assert read_beir(folder, "test").counts["judgements"] == 1
     with pytest.raises(DataError, match="split=../x: names a file elsewhere"):
-        read_beir(write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)]), "../x")
+        read_beir(folder, "../x")
 
 
 # --- settings ------------------------------------------------------------------------------------------------------
@@ -109,25 +109,18 @@ def test_wrong_settings_are_reported(keys: dict[str, Any], message: str) -> None
     assert list(retrieval_problems(EvaluateConfig())) == []
 
 
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(words) in (65, 74, 78)
-    return capsys.readouterr().err
-
-
 def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_reported_before_torch(
-    tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "sentence_transformers", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # importing it would fail
     monkeypatch.setattr("modernbert_train.evaluate.retrieval.retrieval.require", lambda *_: None)
-    recipe = str(ROOT / "yamls/retrieval/modernbert.yaml")
     folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])
-    runs = f"runs_folder={tmp_path}/runs"
-    pairs = tmp_path / "a.tsv"
+    runs, pairs = f"runs_folder={tmp_path}/runs", tmp_path / "a.tsv"
     pairs.write_text("query\tpositive\tnegative\na\tb\tc\n")
     (tmp_path / "d.txt").touch()
     (tmp_path / "empty").mkdir()
-    train = ["retrieval", "train", recipe, "--model"]
-    assert "train: missing" in refused([*train, "nothing"], capsys)
+    train = ["retrieval", "train", ROOT / "yamls/retrieval/modernbert.yaml", "--model"]
+    assert "train: missing" in cli(*train, "nothing", code=78).err
     for wrong, message in (
         ("d.txt", "train[0]={}: unknown file type. Name one of"),
         ("none.csv", "train[0]={}: no such file"),
@@ -135,50 +128,50 @@ def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_reported_before_
         ("beir", "train[0]={}: a BEIR folder has no hard negatives"),
     ):
         named = f"{tmp_path}/{wrong}"
-        assert message.format(named) in refused([*train, "some/model", f"train=[{named}]", runs], capsys)
-    assert "frozen" in refused([*train, "frozen:some/model", f"train=[{pairs}]", runs], capsys)
-    assert "los" in refused([*train, "x", f"train=[{pairs}]", "losss=mnrl"], capsys)
-    assert "KEY=VALUE" in refused([*train, "x", "lr"], capsys)
-    evaluate = ["retrieval", "evaluate", str(folder), "--model"]
-    assert "no such file" in refused([*evaluate, "gone.pt", runs], capsys)
-    assert "split" in refused([*evaluate, "some/model", "split=dev", runs], capsys)
+        assert message.format(named) in cli(*train, "some/model", f"train=[{named}]", runs, code=65).err
+    of_pairs = f"train=[{pairs}]"
+    assert "frozen" in cli(*train, "frozen:some/model", of_pairs, runs, code=78).err
+    assert "los" in cli(*train, "x", of_pairs, "losss=mnrl", code=78).err
+    assert "KEY=VALUE" in cli(*train, "x", "lr", code=78).err
+    evaluate = ["retrieval", "evaluate", folder, "--model"]
+    assert "no such file" in cli(*evaluate, "gone.pt", runs, code=65).err
+    assert "split" in cli(*evaluate, "some/model", "split=dev", runs, code=65).err
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange/config.json").write_text('{"model_type": "gpt2"}')
-    assert "gpt2" in refused([*evaluate, str(tmp_path / "strange"), runs], capsys)
-    said = refused([*train, "some/model", f"train=[{pairs}]", "accumulate=8", "no_duplicates=true"], capsys)
+    assert "gpt2" in cli(*evaluate, tmp_path / "strange", runs, code=65).err
+    said = cli(*train, "some/model", of_pairs, "accumulate=8", "no_duplicates=true", code=78).err
     assert "accumulate (command line): was removed" in said and "no_duplicates (command line): was removed" in said
     (tmp_path / "runs/old/checkpoints/checkpoint-7").mkdir(parents=True)
     (tmp_path / "runs/old/retrieval.json").write_text("{}")
-    said = refused([*train, "some/model", f"train=[{pairs}]", runs, "name=old"], capsys)
+    said = cli(*train, "some/model", of_pairs, runs, "name=old", code=78).err
     assert "its checkpoints (checkpoint-7) cannot be resumed. Name another run with name=" in said
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["old"]
 
 
 def test_without_the_library_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, write_beir: WriteBeir, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, write_beir: WriteBeir, cli: Cli
 ) -> None:
     folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    said = refused(["retrieval", "evaluate", str(folder), "--model", "some/model"], capsys)
+    said = cli("retrieval", "evaluate", folder, "--model", "some/model", code=78).err
     assert "pip install 'modernbert-train[retrieval]'" in said
 
 
+@pytest.mark.parametrize(
+    ("module", "keys", "code", "message"),
+    [
+        ({"type": "own.Model", "path": ""}, [], 65, "own.Model is code of the folder, which is not run"),
+        ({"type": "sentence_transformers.x", "path": "../.."}, [], 65, "lies elsewhere"),
+        ({"type": "sentence_transformers.x"}, [], 65, "is damaged"),
+        ({"type": "sentence_transformers.x", "path": ""}, ["pooling=cls"], 78, "pooling=cls: .* has its own"),
+    ],
+)
 def test_code_in_a_folder_of_sentence_transformers_is_not_run(
-    tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    module: dict[str, str], keys: list[str], code: int, message: str,
+    tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, cli: Cli,
+) -> None:  # fmt: skip
     monkeypatch.setattr("modernbert_train.evaluate.retrieval.retrieval.require", lambda *_: None)
     folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])
-    words = ["retrieval", "evaluate", str(folder), "--model", str(tmp_path / "model")]
     (tmp_path / "model").mkdir()
-    modules: list[dict[str, str]] = [{"type": "own.Model", "path": ""}]
-    cases = [
-        (modules, [], "own.Model is code of the folder, which is not run"),
-        ([{"type": "sentence_transformers.x", "path": "../.."}], [], "lies elsewhere"),
-        ([{"type": "sentence_transformers.x"}], [], "is damaged"),
-        ([{"type": "sentence_transformers.x", "path": ""}], ["pooling=cls"], "pooling=cls: .* has its own"),
-    ]
-    for content, keys, message in cases:
-        (tmp_path / "model/modules.json").write_text(json.dumps(content))
-        with pytest.MonkeyPatch.context():
-            said = refused([*words, *keys], capsys)
-        assert __import__("re").search(message, said), said
+    (tmp_path / "model/modules.json").write_text(json.dumps([module]))
+    assert re.search(message, cli("retrieval", "evaluate", folder, "--model", tmp_path / "model", *keys, code=code).err)

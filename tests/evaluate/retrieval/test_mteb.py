@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from modernbert_train.__main__ import main
 from modernbert_train.config.tools.retrieval import EvaluateConfig
 from tests.support.beir import TWINS, WORDS, recipe, result_of, words_about
+from tests.support.front_door import Cli
 from tests.support.needs import needs
 
 needs("mteb", "the extra retrieval is not installed")
@@ -50,30 +50,29 @@ def _retrieval() -> Any:
     return {"default": {"test": found}}
 
 
+def _sts() -> Any:
+    first, second = map(list, zip(*TEXTS, strict=True))
+    return _splits(sentence1=first, sentence2=second, score=[float(n % 5) for n in range(len(TEXTS))])
+
+
+def _classes() -> Any:
+    return _splits(text=[text for pair in TEXTS for text in pair], label=[n % 2 for n in range(2 * len(TEXTS))])
+
+
+def _clusters() -> Any:
+    words = [*WORDS[:30], *(TWINS[word] for word in WORDS[:30])]
+    return _splits(sentences=[words], labels=[[0] * 30 + [1] * 30])
+
+
 def _lost() -> Any:
     raise ConnectionError("the hub is far away")
 
 
 DATA = {
     "Retrieval": ("MockRetrievalTask", _retrieval),
-    "STS": (
-        "MockSTSTask",
-        lambda: _splits(
-            sentence1=[query for query, _ in TEXTS],
-            sentence2=[text for _, text in TEXTS],
-            score=[float(n % 5) for n in range(len(TEXTS))],
-        ),
-    ),
-    "Classification": (
-        "MockClassificationTask",
-        lambda: _splits(text=[text for pair in TEXTS for text in pair], label=[n % 2 for n in range(2 * len(TEXTS))]),
-    ),
-    "Clustering": (
-        "MockClusteringTask",
-        lambda: _splits(
-            sentences=[list(WORDS[:30]) + [TWINS[word] for word in WORDS[:30]]], labels=[[0] * 30 + [1] * 30]
-        ),
-    ),
+    "STS": ("MockSTSTask", _sts),
+    "Classification": ("MockClassificationTask", _classes),
+    "Clustering": ("MockClusteringTask", _clusters),
     "Lost": ("MockSTSTask", _lost),
 }
 
@@ -86,12 +85,9 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
 
     found = {}
     for name, (base, made) in DATA.items():
+        data = {"path": f"made/{name}", "revision": "1a2b"}
         about = getattr(mocks, base).metadata.model_copy(
-            update={
-                "name": f"Made{name}",
-                "dataset": {"path": f"made/{name}", "revision": "1a2b"},
-                "eval_splits": ["test"],
-            }
+            update={"name": f"Made{name}", "dataset": data, "eval_splits": ["test"]}
         )
         own = type(name, (_Made, getattr(mocks, base)), {"metadata": about, "made": staticmethod(made)})
         monkeypatch.setitem(_TASKS_REGISTRY, f"Made{name}", own)
@@ -101,7 +97,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
 
 @pytest.mark.timeout(280)
 def test_a_task_of_each_kind_has_the_figures_of_padded_batches(
-    tasks: dict[str, type], encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tasks: dict[str, type], encoder: Path, tmp_path: Path, cli: Cli
 ) -> None:
     """A comparison with a leaderboard needs mteb's figure, and another task's missing data must not prevent it."""
     import mteb
@@ -111,9 +107,8 @@ def test_a_task_of_each_kind_has_the_figures_of_padded_batches(
     from modernbert_train.evaluate.retrieval.vectors import open_vectors
 
     keys = ['query_prompt="ask "', 'document_prompt="told "', "max_tokens=24", "query_max_tokens=12", "device=cpu"]
-    words = ["retrieval", "evaluate", *(f"mteb:{name}" for name in tasks), "--model", str(encoder)]
-    assert main([*words, *keys, f"runs_folder={tmp_path}/runs", "name=made"]) == 65
-    said = capsys.readouterr()
+    words = ["retrieval", "evaluate", *(f"mteb:{name}" for name in tasks), "--model", encoder]
+    said = cli(*words, *keys, f"runs_folder={tmp_path}/runs", "name=made", code=65)
     assert "mteb:MadeLost: its data, made/Lost, is not available (the hub is far away)" in said.err
     assert "mean main_score" in said.out
     found = result_of(tmp_path / "runs/made")
@@ -137,25 +132,23 @@ def test_a_task_of_each_kind_has_the_figures_of_padded_batches(
         assert json.loads((tmp_path / f"runs/made/mteb-{name}.json").read_text())["task_name"] == name
 
 
-def test_a_name_that_mteb_has_not_is_reported_with_the_nearest(
-    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["retrieval", "evaluate", "mteb:STS1234", "--model", str(encoder), f"runs_folder={tmp_path}/runs"]
-    assert main(words) == 78
-    assert "has no such task" in (said := capsys.readouterr().err) and "Did you mean" in said
-    assert main([*words[:2], "mteb:CIFAR10", *words[3:]]) == 78
-    assert "mteb:CIFAR10: is of image, and the model reads text" in capsys.readouterr().err
+def test_a_name_that_mteb_has_not_is_reported_with_the_nearest(encoder: Path, tmp_path: Path, cli: Cli) -> None:
+    words = ["--model", encoder, f"runs_folder={tmp_path}/runs"]
+    said = cli("retrieval", "evaluate", "mteb:STS1234", *words, code=78).err
+    assert "has no such task" in said and "Did you mean" in said
+    said = cli("retrieval", "evaluate", "mteb:CIFAR10", *words, code=78).err
+    assert "mteb:CIFAR10: is of image, and the model reads text" in said
 
 
 @pytest.mark.timeout(280)
 def test_a_set_without_data_costs_training_none_of_the_others(
-    tasks: dict[str, type], encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tasks: dict[str, type], encoder: Path, toy: Path, tmp_path: Path, cli: Cli
 ) -> None:
     """An unknown task is refused before the training; missing data leaves the other sets' figures."""
     sets = {"toy": str(toy), "own": "mteb:NoSuchTask"}
-    assert main(["retrieval", "train", recipe(tmp_path, toy, evaluate=sets), "--model", str(encoder)]) == 78
-    assert "mteb:NoSuchTask: mteb " in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    said = cli("retrieval", "train", recipe(tmp_path, toy, evaluate=sets), "--model", encoder, code=78).err
+    assert "mteb:NoSuchTask: mteb " in said and not (tmp_path / "runs").exists()
     file = recipe(tmp_path, toy, epochs=1, evaluate=sets | {"own": "mteb:MadeLost"}, name="mine")
-    assert main(["retrieval", "train", file, "--model", str(encoder)]) == 65
-    assert "mteb:MadeLost: its data, made/Lost, is not available" in capsys.readouterr().err
+    said = cli("retrieval", "train", file, "--model", encoder, code=65).err
+    assert "mteb:MadeLost: its data, made/Lost, is not available" in said
     assert {*result_of(tmp_path / "runs/mine")["figures"]} == {"toy"}

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from modernbert_train.__main__ import main
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.retrieval.beir import read_beir
 from modernbert_train.evaluate.retrieval.rerank import by_score, read_candidates
-from tests.support.beir import BERT, WriteBeir, make_encoder, result_of, write_lines
-from tests.support.finetuning import FAST
+from tests.support.beir import BERT, WriteBeir, make_encoder, result_of, trec_eval, write_lines
+from tests.support.finetuning import finetune
+from tests.support.front_door import Cli
 from tests.support.needs import needs
 
 needs("sentence_transformers", "the extra retrieval is not installed")
 
 
-def ndcg(ranked: Mapping[str, Sequence[str]], qrels: Mapping[str, Mapping[str, int]]) -> float:
-    """nDCG@10 of queries with one relevant document each."""
-    found = []
-    for query, judged in qrels.items():
-        (right,) = judged
-        found += [1 / math.log2(place + 2) for place, name in enumerate(ranked[query][:10]) if name == right]
-    return sum(found) / len(qrels)
+def texts_of(folder: Path) -> dict[str, str]:
+    beir = read_beir(folder, "test")
+    return dict(zip(beir.document_ids, next(beir.texts(1000)), strict=True))
 
 
 def reranker(toy: Path, encoder: Path, out: Path, **keys: object) -> Path:
     """Fine-tune a model on queries with the text that answers them, and with another."""
-    beir = read_beir(toy, "train")
-    texts = dict(zip(beir.document_ids, next(beir.texts(1000)), strict=True))
+    beir, texts = read_beir(toy, "train"), texts_of(toy)
     rows = []
     for number, (query, judged) in enumerate(beir.qrels.items()):
         (right,) = judged
@@ -45,119 +39,97 @@ def reranker(toy: Path, encoder: Path, out: Path, **keys: object) -> Path:
         "label_column": "score", "lr": 3e-3, "epochs": 2, "batch_texts": 20, "max_tokens": 64,
     }  # fmt: skip
     (out / "pairs.yaml").write_text(json.dumps(task | keys), encoding="utf-8")
-    words = ["finetune", str(out / "pairs.yaml"), "--model", str(encoder), *FAST, f"runs_folder={out}/tuned", "name=a"]
-    assert main(words) == 0
-    return out / "tuned/a"
+    finetune(out / "pairs.yaml", encoder, out / "tuned")
+    return out / "tuned/tone"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 @pytest.mark.parametrize("two_classes", [False, True])
 def test_candidates_are_ranked_as_by_a_cross_encoder(
-    two_classes: bool,
-    encoder: Path,
-    tokenizer: Path,
-    toy: Path,
-    write_beir: WriteBeir,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    two_classes: bool, encoder: Path, tokenizer: Path, toy: Path, write_beir: WriteBeir, tmp_path: Path, cli: Cli
 ) -> None:
     from sentence_transformers import CrossEncoder
     from torch.nn import Identity
 
     keys = {"kind": "single-label", "labels": ["0", "1"]} if two_classes else {}
     bert = make_encoder(tmp_path / "bert", tokenizer, BERT, init_std=0.1)
-    model = reranker(toy, bert, tmp_path, **keys)
-    beir = read_beir(toy, "test")
-    texts = dict(zip(beir.document_ids, next(beir.texts(1000)), strict=True))
+    model, beir, texts = reranker(toy, bert, tmp_path, **keys), read_beir(toy, "test"), texts_of(toy)
+    theirs = CrossEncoder(str(model / "hf"), device="cpu")
+
+    def scored(query: str, names: Sequence[str]) -> dict[str, float]:
+        scores = theirs.predict([(beir.queries[query], texts[name]) for name in names], activation_fn=Identity())
+        return {name: float(s[1] - s[0] if two_classes else s) for name, s in zip(names, scores, strict=True)}
+
     lists = {query: beir.document_ids[number : number + 40] for number, query in enumerate(beir.qrels)}
-    run = "".join(
-        f"{query} Q0 {name} {place + 1} {-place} bm25\n"
-        for query, names in lists.items()
-        for place, name in enumerate(names)
-    )
+    ranks = {query: {name: -float(place) for place, name in enumerate(names)} for query, names in lists.items()}
+    run = "".join(f"{query} Q0 {name} 1 {score} bm25\n" for query in ranks for name, score in ranks[query].items())
     (tmp_path / "bm25.trec").write_text(run + "999999 Q0 d1 1 0.5 bm25\n", encoding="utf-8")
     where = [f"runs_folder={tmp_path}/runs", "device=cpu"]
-    words = ["retrieval", "evaluate", str(toy), "--model", str(model), *where, f"rerank={tmp_path}/bm25.trec"]
-    assert main([*words, "name=file", "rerank_top=30"]) == 0
+    asked = ["retrieval", "evaluate", toy, "--model"]
+    words = [*asked, model, *where, f"rerank={tmp_path}/bm25.trec"]
+    cli(*words, "name=file", "rerank_top=30")
     found = result_of(tmp_path / "runs/file")["figures"]["toy"]
-
-    theirs = CrossEncoder(str(model / "hf"), device="cpu")
-    ranked = {}
-    for query, names in lists.items():
-        scores = theirs.predict([(beir.queries[query], texts[name]) for name in names[:30]], activation_fn=Identity())
-        one = {name: float(s[1] - s[0] if two_classes else s) for name, s in zip(names, scores, strict=False)}
-        ranked[query] = sorted(one, key=lambda name: one[name], reverse=True)
-    assert ndcg(ranked, beir.qrels) == pytest.approx(found["ndcg_at_10"], abs=1e-5)
-    assert ndcg(lists, beir.qrels) == pytest.approx(found["first_stage_ndcg_at_10"], abs=1e-5)
+    expected = trec_eval(beir.qrels, {query: scored(query, names[:30]) for query, names in lists.items()})
+    assert found["ndcg_at_10"] == pytest.approx(expected["ndcg_at_10"], abs=1e-5)
+    assert found["first_stage_ndcg_at_10"] == pytest.approx(trec_eval(beir.qrels, ranks)["ndcg_at_10"], abs=1e-5)
 
     # BM25 as the first stage, of queries with words of their texts
-    asked = {query: " ".join(texts[name].split()[:2]) for query, (name,) in beir.qrels.items()}
-    plain = write_beir(texts, asked, "plain", test=[(query, name, 1) for query, (name,) in beir.qrels.items()])
-    asking = ["retrieval", "evaluate", str(plain), f"runs_folder={tmp_path}/runs", "--model"]
-    assert main([*asking, str(model), "name=words", "device=cpu", "rerank=bm25"]) == 0
-    assert main([*asking, "bm25", "name=bm25"]) == 0
+    queries = {query: " ".join(texts[name].split()[:2]) for query, (name,) in beir.qrels.items()}
+    plain = write_beir(texts, queries, "plain", test=[(query, name, 1) for query, (name,) in beir.qrels.items()])
+    asking = ["retrieval", "evaluate", plain, f"runs_folder={tmp_path}/runs", "--model"]
+    cli(*asking, model, "name=words", "device=cpu", "rerank=bm25")
+    cli(*asking, "bm25", "name=bm25")
     by_words, baseline = (result_of(tmp_path / "runs" / name)["figures"]["plain"] for name in ("words", "bm25"))
     assert by_words["first_stage_ndcg_at_10"] == pytest.approx(baseline["ndcg_at_10"])
 
     # the exported folder is the same model; a first stage with a large top finds all documents
-    assert main([*words[:4], str(model / "hf"), *where, "name=search", f"rerank={encoder}", "rerank_top=120"]) == 0
-    assert "runs/search/result.json" in capsys.readouterr().out
-    whole = {}
-    for query in beir.qrels:
-        scores = theirs.predict([(beir.queries[query], text) for text in texts.values()], activation_fn=Identity())
-        one = {name: float(s[1] - s[0] if two_classes else s) for name, s in zip(texts, scores, strict=True)}
-        whole[query] = sorted(one, key=lambda name: one[name], reverse=True)
-    searched = result_of(tmp_path / "runs/search")["figures"]["toy"]["ndcg_at_10"]
-    assert ndcg(whole, beir.qrels) == pytest.approx(searched, abs=1e-5)
+    said = cli(*asked, model / "hf", *where, "name=search", f"rerank={encoder}", "rerank_top=120").out
+    assert "runs/search/result.json" in said
+    whole = trec_eval(beir.qrels, {query: scored(query, [*texts]) for query in beir.qrels})
+    searched = result_of(tmp_path / "runs/search")["figures"]["toy"]
+    assert searched["ndcg_at_10"] == pytest.approx(whole["ndcg_at_10"], abs=1e-5)
     if not two_classes:
         return
 
     # a model without a head for pairs is refused
-    assert main([*words[:4], str(encoder), *where, f"rerank={tmp_path}/bm25.trec"]) == 78
-    assert "scores no pairs of texts. Name a model of `finetune`" in capsys.readouterr().err
-    for name, code, said in (("bm26.trec", 78, "no such file"), ("bm26", 65, "no such folder")):
-        assert main([*words[:4], str(model), f"rerank={name}"]) == code
-        assert said in capsys.readouterr().err
-    assert main([*words, "pooling=cls"]) == 78
-    assert "pooling=cls: a reranker reads query and document together" in capsys.readouterr().err
+    said = cli(*asked, encoder, *where, f"rerank={tmp_path}/bm25.trec", code=78).err
+    assert "scores no pairs of texts. Name a model of `finetune`" in said
+    assert "no such file" in cli(*asked, model, "rerank=bm26.trec", code=78).err
+    assert "no such folder" in cli(*asked, model, "rerank=bm26", code=65).err
+    said = cli(*words, "pooling=cls", code=78).err
+    assert "pooling=cls: a reranker reads query and document together" in said
 
 
 @pytest.mark.runs
 @pytest.mark.timeout(280)
 def test_a_set_that_was_reranked_before_a_stop_is_not_reranked_again(
-    encoder: Path, toy: Path, write_beir: WriteBeir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    encoder: Path, toy: Path, write_beir: WriteBeir, tmp_path: Path, cli: Cli
 ) -> None:
     """Of several sets each takes hours; other candidates, or more of them, are measured anew."""
     model = reranker(toy, encoder, tmp_path, epochs=1)
     other = write_beir({"d1": "a red fox", "d2": "a blue hen"}, {"q1": "fox"}, "other", test=[("q1", "d1", 1)])
     words = ["--model", str(model), f"runs_folder={tmp_path}/runs", "name=both", "device=cpu", "rerank=bm25"]
-    assert main(["retrieval", "evaluate", str(other), *words]) == 0
+    cli("retrieval", "evaluate", other, *words)
     first = result_of(tmp_path / "runs/both")["figures"]["other"]
     (tmp_path / "runs/both/result.json").unlink()  # a kill during the second set leaves this
-    capsys.readouterr()
-    assert main(["retrieval", "evaluate", str(other), str(toy), *words]) == 0
-    said = capsys.readouterr().out
+    said = cli("retrieval", "evaluate", other, toy, *words).out
     assert "other: measured before, see" in said and "other: pairs" not in said and "toy: measured" not in said
     figures = result_of(tmp_path / "runs/both")["figures"]
     assert figures["other"] == first and figures.keys() == {"other", "toy"}
     for key in ("rerank_top=1", f"rerank={encoder}"):
-        assert main(["retrieval", "evaluate", str(other), *words, key]) == 0
-        assert "measured before" not in capsys.readouterr().out
+        assert "measured before" not in cli("retrieval", "evaluate", other, *words, key).out
     hf, words[1] = model / "hf/tokenizer.json", f"{model}/hf"
-    assert main(["retrieval", "evaluate", str(other), *words]) == 0
+    cli("retrieval", "evaluate", other, *words)
     content = json.loads(hf.read_text())
     hf.write_text(json.dumps(content | {"model": content["model"] | {"merges": content["model"]["merges"][:10]}}))
-    capsys.readouterr()
-    assert main(["retrieval", "evaluate", str(other), *words]) == 0  # the same weights with another tokenizer
-    assert "measured before" not in capsys.readouterr().out
+    # the same weights with another tokenizer
+    assert "measured before" not in cli("retrieval", "evaluate", other, *words).out
 
 
 @pytest.mark.runs
 @pytest.mark.timeout(280)
-def test_only_a_model_that_was_trained_on_pairs_reranks(
-    encoder: Path, toy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_a_model_that_was_trained_on_pairs_reranks(encoder: Path, toy: Path, tmp_path: Path, cli: Cli) -> None:
     """sentence-transformers would give an embedding model a classifier with random weights, and rank with it."""
     from sentence_transformers import CrossEncoder, SentenceTransformer
 
@@ -165,23 +137,19 @@ def test_only_a_model_that_was_trained_on_pairs_reranks(
     SentenceTransformer(str(encoder), device="cpu").save_pretrained(str(tmp_path / "st"))
     one = reranker(toy, encoder, tmp_path, epochs=1, text_columns=["text"])
     where = [f"runs_folder={tmp_path}/runs", "device=cpu", "name=a"]
-    words = ["retrieval", "evaluate", str(toy), *where, "rerank=bm25", "rerank_top=2", "--model"]
+    words = ["retrieval", "evaluate", toy, *where, "rerank=bm25", "rerank_top=2", "--model"]
     for model in (tmp_path / "st", one, one / "hf"):
-        assert main([*words, str(model)]) == 78
-        assert re.search(
-            f"--model={model}(/checkpoints/.*)?: scores no pairs of texts. Name a model of `finetune`",
-            capsys.readouterr().err,
-        )
-    assert main([*words, str(tmp_path / "cross")]) == 0
+        message = f"--model={model}(/checkpoints/.*)?: scores no pairs of texts. Name a model of `finetune`"
+        assert re.search(message, cli(*words, model, code=78).err)
+    cli(*words, tmp_path / "cross")
     (query, (right,)), *others = read_beir(toy, "test").qrels.items()
     (tmp_path / "one.trec").write_text(f"{query} Q0 {right} 1 1 bm25\n", encoding="utf-8")
     for _ in range(2):  # the second time the figures are those of the first
-        assert main([*words, str(tmp_path / "cross"), f"rerank={tmp_path}/one.trec"]) == 0
-        said = capsys.readouterr().out.splitlines()[-1]
+        said = cli(*words, tmp_path / "cross", f"rerank={tmp_path}/one.trec").out.splitlines()[-1]
         assert f"{len(others)} judged queries of toy lack candidates and count as 0" in said
     assert result_of(tmp_path / "runs/a")["figures"]["toy"]["ndcg_at_10"] == pytest.approx(1 / (1 + len(others)))
-    assert main(["retrieval", "evaluate", str(toy), *where, "--model", str(tmp_path / "cross")]) == 78
-    assert "scores pairs of texts, and gives no vectors" in capsys.readouterr().err
+    said = cli("retrieval", "evaluate", toy, *where, "--model", tmp_path / "cross", code=78).err
+    assert "scores pairs of texts, and gives no vectors" in said
 
 
 BROKEN = {

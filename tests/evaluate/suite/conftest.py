@@ -2,5 +2,6 @@
 
 from tests.support.finetuning_fixtures import models, tokenizer, write_task
 from tests.support.retrieval_fixtures import toy, write_beir
+from tests.support.suites import real_suite, stand_ins, suite
 
-__all__ = ["models", "tokenizer", "toy", "write_beir", "write_task"]
+__all__ = ["models", "real_suite", "stand_ins", "suite", "tokenizer", "toy", "write_beir", "write_task"]
