@@ -51,21 +51,6 @@ def test_chunks_of_a_long_document_are_spread_over_its_block() -> None:
     assert (np.diff(starts) != 10).sum() > 90  # and in no order
 
 
-def test_pinned_order_never_changes() -> None:
-    """A change here changes the text of every run that is under way."""
-    assert walk(make([[9, 2, 4], [3, 3], [12]], 2, seed=17), 0, 5) == [
-        (4, 0, 3),
-        (0, 0, 5),
-        (1, 0, 2),
-        (0, 5, 4),
-        (3, 0, 3),
-        (2, 0, 4),
-        (5, 5, 5),
-        (5, 0, 5),
-        (5, 10, 2),
-    ]
-
-
 def tokens_of(chunks: list[Chunk]) -> Counter[tuple[int, int, int]]:
     """How often each (epoch, document, token) occurs."""
     return Counter((p.epoch, p.document, token) for p in chunks for token in range(p.start, p.start + p.length))
