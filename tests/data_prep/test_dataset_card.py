@@ -61,6 +61,10 @@ def test_missing_folder_and_card(folder: Path) -> None:
         ({"documents": True}, "documents: expected"),
         ({"surprise": 1}, "surprise: unknown"),
         ({"fields": []}, "fields: expected"),
+        ({"index": "../x"}, "index"),
+        ({"stripped": [-1]}, "stripped"),
+        ({"stripped": ["a"]}, "stripped"),
+        ({"shards": 3}, "shards"),
         ({"fields": {"licence": {"values": {"MIT": 3}, "missing": {}, "other": {}}}}, "fields.licence.values.MIT"),
     ],
 )

@@ -194,17 +194,15 @@ def test_what_was_assumed_is_counted_and_the_rest_says_what_to_ask(
 @pytest.mark.runs
 def test_text_in_mds_shards(tmp_path: Path) -> None:
     """llm-foundry's and AnswerDotAI's text; each shard once, also if it is both unpacked and in an archive."""
-    from tests.support.layouts import write_mds
+    from tests.support.layouts import unpack, write_mds
 
     samples = [{"text": f"{FRENCH}{i}", "id": str(i)} for i in range(60)]
     columns = {"id": "str", "text": "str", "n": "int"}
     rows = [each | {"n": 3} for each in samples]
     write_mds(tmp_path / "a", columns, rows[:30], compression="zstd")
     write_mds(tmp_path / "b", columns, rows[30:])
-    from streaming.base.compression import decompress
-
     packed = sorted((tmp_path / "a").glob("*.zstd"))
-    packed[0].with_suffix("").write_bytes(decompress("zstd", packed[0].read_bytes()))
+    unpack(packed[0])
     items = read("utf-8", kind="mds", path=str(tmp_path))
     assert [item.text for item in items if isinstance(item, Document)] == [each["text"] for each in samples]
     assert len({item.id for item in items}) == 60 and len(packed) > 1
