@@ -20,6 +20,7 @@ import pytest
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.shard_index import ShardIndex
 from modernbert_train.errors import DataError
+from tests.support.layouts import write_mds
 from tests.support.make_shards import make_documents, make_shards
 
 pytestmark = pytest.mark.timeout(60)
@@ -126,6 +127,21 @@ def cut_lengths(folder: Path) -> None:
     np.save(folder / "lengths.npy", np.load(folder / "lengths.npy")[:-1])
 
 
+def another_length(folder: Path) -> None:
+    lengths = np.load(folder / "lengths.npy")
+    np.save(folder / "lengths.npy", lengths + (np.arange(len(lengths)) == 1))
+
+
+def only_document(kind: str, *ids: float) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        shutil.rmtree(folder)
+        document = np.array(ids, kind)
+        write_mds(folder, {"tokens": f"ndarray:{kind}"}, [{"tokens": document}], hashes=["xxh64"])
+        np.save(folder / "lengths.npy", np.array([len(ids)], np.uint32))
+
+    return write
+
+
 FIRST, SECOND = "shard.00000.mds.zstd", "shard.00001.mds.zstd"
 OUTSIDE = "index.json: names a file outside its folder: "
 NO_INDEX = "index.json: not a readable MDS index ("
@@ -170,36 +186,18 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "lengths that are none": (lambda folder: (folder / "lengths.npy").write_bytes(b"x"), NO_LENGTHS),
     "pickled lengths": (pickle_lengths, NO_LENGTHS),
     "no lengths": (lambda folder: (folder / "lengths.npy").unlink(), NO_LENGTHS),
+    "another length": (another_length, f"{FIRST}: document 1 has 400 tokens, lengths.npy says 401."),
+    "no token ids": (only_document("float32", 1.5, 2.5), "shard.00000.mds: document 0 is not a row of token ids."),
+    "a negative token": (only_document("int32", 5, -1), "shard.00000.mds: document 0 holds token id -1, the tokenizer"),
 }
 
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_folder_is_refused_with_its_file(folder: Path, case: str) -> None:
-    """A small file can unpack to all of the memory; unpickling runs its writer's code."""
+    """A small file can unpack to all of the memory; unpickling runs its writer's code; fractions would be rounded."""
     harm, message = BROKEN[case]
     harm(folder)
     assert refusal(folder).startswith(message)
-
-
-def test_a_column_that_holds_no_token_ids(folder: Path) -> None:
-    """They would be rounded to some ids without a word."""
-    from streaming import MDSWriter
-
-    shutil.rmtree(folder)
-    with MDSWriter(columns={"tokens": "ndarray:float32"}, out=str(folder), hashes=["xxh64"]) as writer:
-        writer.write({"tokens": np.array([1.5, 2.5], np.float32)})
-    np.save(folder / "lengths.npy", np.array([2], np.uint32))
-    assert refusal(folder).startswith("shard.00000.mds: document 0 is not a row of token ids.")
-
-
-def test_a_negative_token(folder: Path) -> None:
-    from streaming import MDSWriter
-
-    shutil.rmtree(folder)
-    with MDSWriter(columns={"tokens": "ndarray:int32"}, out=str(folder), hashes=["xxh64"]) as writer:
-        writer.write({"tokens": np.array([5, -1], np.int32)})
-    np.save(folder / "lengths.npy", np.array([2], np.uint32))
-    assert refusal(folder).startswith("shard.00000.mds: document 0 holds token id -1, the tokenizer has 512 entries.")
 
 
 def test_chunks_of_a_long_document_cost_nothing_more(folder: Path) -> None:
@@ -208,14 +206,6 @@ def test_chunks_of_a_long_document_cost_nothing_more(folder: Path) -> None:
     longest = int(np.argmax(shards.lengths))
     one, other = shards.read(longest), shards.read(longest)
     assert np.shares_memory(one, other) and not one.flags.writeable
-
-
-def test_a_length_that_does_not_fit_its_document(folder: Path) -> None:
-    lengths = np.load(folder / "lengths.npy")
-    lengths[3] += 1
-    np.save(folder / "lengths.npy", lengths)
-    found = refusal(folder)
-    assert f"document 3 has {lengths[3] - 1} tokens, lengths.npy says {lengths[3]}." in found
 
 
 def test_a_token_beyond_the_vocabulary(folder: Path) -> None:

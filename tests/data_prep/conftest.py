@@ -47,6 +47,19 @@ def command(tmp_path: Path, corpus: Path) -> Command:
 
 
 @pytest.fixture
+def refusal(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run the command, which must end with this code and make no dataset; return its message."""
+
+    def run(code: int, *words: str) -> str:
+        capsys.readouterr()
+        assert command(*words) == code
+        assert not (tmp_path / "out").exists()
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
 def files_of() -> Callable[[Path], dict[str, bytes]]:
     """Return all files of a dataset by name, without time and place in its report."""
 

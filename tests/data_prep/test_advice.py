@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import csv
-import json
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.advice import follow_advice
+from tests.support.corpora import report_of
 
 Command = Callable[..., int]
 Write = Callable[[Path, list[str]], list[str]]
@@ -80,38 +81,30 @@ def test_the_advice_of_an_error_leads_to_a_dataset(
 ) -> None:
     write, advice, taken = CASES[case]
     (tmp_path / "in").mkdir()
-    words = write(tmp_path / "in", texts)
-    assert command(*words) in (65, 78)
-    error = capsys.readouterr().err
-    found = re.search(advice, error)
-    assert found, error
-    assert command(*words, *taken.format(*found.groups()).split()) == 0, capsys.readouterr().err
+    follow_advice(lambda words: command(*words), write(tmp_path / "in", texts), advice, taken, capsys)
 
 
 @pytest.mark.runs
 def test_html_becomes_text_only_where_its_source_says_so(
-    command: Command, texts: list[str], tmp_path: Path, capsys: Any
+    command: Command, refusal: Callable[..., str], texts: list[str], tmp_path: Path
 ) -> None:
     """Tags, scripts and styles were a part of the text, and nothing reported it; a file without .html is found too."""
     (tmp_path / "in").mkdir()
     words = write_pages(tmp_path / "in", texts)
     (tmp_path / "in/0.html").rename(tmp_path / "in/0.txt")
-    assert command(*words, "sources.mine.glob=*") == 65
-    assert f"html 60, the first {tmp_path}/in/0.txt: HTML" in capsys.readouterr().err
+    assert f"html 60, the first {tmp_path}/in/0.txt: HTML" in refusal(65, *words, "sources.mine.glob=*")
     pytest.importorskip("inscriptis", reason="extra html is not installed")
     assert command(*words, "sources.mine.glob=*", "sources.mine.strip=html", "duplicates=keep") == 0
-    report = json.loads((tmp_path / "out/prepare_report.json").read_text())
+    report = report_of(tmp_path / "out")
     assert report["altered"] == {"stripped_html": 60} and not report["dropped"]
     from data_prep.read.html import html_text
 
     assert html_text(PAGE.format(3, "")).strip() == "Page 3 has bold words."
 
 
-def test_two_sources_do_not_read_one_file(command: Command, corpus: Path, capsys: Any) -> None:
+def test_two_sources_do_not_read_one_file(refusal: Callable[..., str], corpus: Path) -> None:
     """Its documents would be counted and reported twice; two columns of a table are two sources."""
-    again = ["sources.again.kind=text", f"sources.again.path={corpus}/part1"]
-    assert command(*again) == 78
-    error = capsys.readouterr().err
+    error = refusal(78, "sources.again.kind=text", f"sources.again.path={corpus}/part1")
     assert f"sources.mine and sources.again: both read {corpus}/part1/001.txt." in error
     assert "set sources.again.glob to other files" in error
 

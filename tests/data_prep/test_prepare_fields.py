@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from data_prep.prepare import main
 from data_prep.read.documents import Document, read_source
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.dataset_card import read_card
+from tests.support.corpora import report_of, write_rows
 
 Command = Callable[..., int]
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"text": "one", "meta": {"licence": "MIT"}, "score": 2.5, "pii": True},
     {"text": "two", "meta": {"licence": None}, "score": 0.25, "pii": False},
 ]
@@ -24,28 +23,14 @@ FIELDS = {"licence": "meta.licence", "score": "score", "pii": "pii", "gone": "go
 
 
 def write(kind: str, folder: Path) -> None:
-    if kind == "jsonl":
-        (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    elif kind == "parquet":
-        import pyarrow
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "a.parquet")
-    elif kind == "csv":
-        with (folder / "a.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["score", "text", "meta.licence", "pii"])
-            writer.writerows([["2.5", "one", "MIT", "True"], ["0.25", "two", "", "False"]])
-    else:
-        from modernbert_train import import_stubs
-
-        import_stubs.install()
-        from streaming import MDSWriter
+    if kind == "mds":
+        from tests.support.layouts import write_mds
 
         columns = {"text": "str", "meta": "json", "score": "float64", "pii": "uint8", "bad": "pkl"}
-        with MDSWriter(columns=columns, out=str(folder / "mds")) as out:
-            for row in ROWS:
-                out.write({**row, "pii": int(row["pii"]), "bad": {1, 2}})
+        write_mds(folder / "mds", columns, [{**row, "pii": int(row["pii"]), "bad": {1, 2}} for row in ROWS])
+    else:
+        named = [row | {"meta.licence": row["meta"]["licence"]} for row in ROWS]
+        write_rows(folder / f"a.{kind}", named if kind == "csv" else ROWS)
 
 
 @pytest.mark.weekly
@@ -86,7 +71,7 @@ def test_documents_become_streams_and_none_is_lost(
     assert f"    german: {{path: {out}/train-german, repeat: 1}}" in said
     assert "train-german, language by tokens: de 100 %" in said
     assert "validation, score by tokens: " in said
-    report = json.loads((out / "prepare_report.json").read_text())
+    report = report_of(out)
     assert set(report["written"]) == {"train-english", "train-german", "train-rest", "validation"}
     assert sum(split["documents"] for split in report["written"].values()) == 120
     assert report["dropped"] == {"duplicate": 2}
@@ -114,42 +99,8 @@ def test_documents_become_streams_and_none_is_lost(
 
 @pytest.mark.runs
 def test_a_stream_that_stays_empty_is_reported_with_what_the_field_holds(
-    command: Command, lines: list[str], capsys: Any
+    refusal: Callable[..., str], lines: list[str]
 ) -> None:
     """`eng` instead of `en` would silently cost the run a language."""
-    assert command(*lines, "streams={field: language, values: {english: [eng]}}") == 65
-    error = capsys.readouterr().err
-    assert (
-        "streams.values.english: no training document belongs to it. language is: en in 82, de in 20, nl in 20" in error
-    )
-
-
-def test_mistakes_in_fields_are_reported_at_once(command: Command, capsys: Any) -> None:
-    """Before any text is read."""
-    words = ["sources.mine.fields.licence=x", "sources.j.kind=jsonl", "sources.j.path=x", "sources.j.fields.a=b"]
-    words += ["sources.j.fixed_fields.a=c", "sources.j.fields.empty=''", "streams.field=language"]
-    words += ["streams.values={rest: [a], 'a b': [a], none: []}"]
-    words += ["decontaminate.e={kind: jsonl, path: x, fields: {a: b}}"]
-    assert command(*words) == 78
-    error = capsys.readouterr().err
-    for expected in (
-        "sources.mine.fields={'licence': 'x'}: a source of kind text does not read it",
-        "sources.j.fixed_fields.a: is also among its fields",
-        "sources.j: field empty is empty",
-        "streams.field=language: not among the fields of the sources (a, empty, licence)",
-        "streams: 'rest' cannot be a stream's name",
-        "streams: 'a b' cannot be a stream's name",
-        "streams.values.a b: 'a' already belongs to rest",
-        "streams.values.none: empty",
-        "decontaminate.e: fields of an evaluation set are not counted",
-    ):
-        assert expected in error
-    assert command("streams.scores={a: 1}") == 78
-    assert "streams.field: missing, and there are streams a" in capsys.readouterr().err
-    assert main(["out=x", "sources.a={kind: jsonl, path: x, fields: {s: s}}", "streams.field=s"]) == 78
-    assert "streams: needs either values or scores" in capsys.readouterr().err
-    assert (
-        main(["out=x", "sources.a={kind: jsonl, path: x, fields: {s: s}}", "streams={field: s, scores: {a: 1, b: 1}}"])
-        == 78
-    )
-    assert "two streams begin at the same score" in capsys.readouterr().err
+    said = "streams.values.english: no training document belongs to it. language is: en in 82, de in 20, nl in 20"
+    assert said in refusal(65, *lines, "streams={field: language, values: {english: [eng]}}")

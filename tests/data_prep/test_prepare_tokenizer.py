@@ -48,11 +48,6 @@ def test_saved_folder_works_in_transformers(trained: Tokenizer, tmp_path: Path) 
     assert loaded.convert_tokens_to_ids("nonsense-token") == 1
 
 
-def test_training_is_deterministic(texts: list[str]) -> None:
-    """Two machines that prepare the same text must be able to share a checkpoint."""
-    assert train_tokenizer(iter(texts), VOCABULARY).to_str() == train_tokenizer(iter(texts), VOCABULARY).to_str()
-
-
 def test_literal_special_tokens_are_plain_text(trained: Tokenizer) -> None:
     """Documentation about [MASK] would otherwise put masks and separators into the training text."""
     text = "[CLS] say [MASK], not[SEP] [PAD]\n[UNK]"

@@ -211,21 +211,11 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
     "the index is cut": ("llm-foundry", cut_index, {}, "index.json: not a readable MDS index ("),
     "a column is pickled": ("llm-foundry", pickled, {}, "column 'more' is pickled, and unpickling could run code"),
     "types differ": ("mmbert", other_type, {}, "different programs wrote them. Adopt the folders one by one"),
-    "train and held-out": (
-        "mmbert",
-        rename_splits,
-        {},
-        "train, validation, which must not be trained on together",
-    ),
+    "train and held-out": ("mmbert", rename_splits, {}, "train, validation, which must not be trained on together"),
     "no such column": ("llm-foundry", lambda folder: None, {"column": "ids"}, "no column 'ids' among tokens"),
     "bytes of no type": ("raw bytes", lambda folder: None, {}, "holds raw bytes of unknown type"),
     "bytes of another type": ("raw bytes", lambda folder: None, {"dtype": "uint16"}, "are the same, which happens if"),
-    "no type of ids": (
-        "raw bytes",
-        lambda folder: None,
-        {"dtype": "float32"},
-        "--dtype=float32: not a type of",
-    ),
+    "no type of ids": ("raw bytes", lambda folder: None, {"dtype": "float32"}, "--dtype=float32: not a type of"),
     "a type too many": ("llm-foundry", lambda folder: None, {"dtype": "int64"}, "already. Leave it out"),
     "an index that climbs out": (
         "llm-foundry",

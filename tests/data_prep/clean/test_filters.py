@@ -21,18 +21,13 @@ from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import FilterConfig, NearDuplicatesConfig
 from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import ConfigError
+from tests.support.corpora import report_of, tokens_of
 
 Command = Callable[..., int]
 PROSE = "The cat sat with the dog, and that was to be all of it. They have been there for a long time."
 
 
-def report_of(out: Path) -> dict[str, Any]:
-    return json.loads((out / "prepare_report.json").read_text())
-
-
 def written(out: Path) -> list[str]:
-    from tests.support.corpora import tokens_of
-
     tokenizer = Tokenizer.from_file(str(out / "tokenizer/tokenizer.json"))
     return [tokenizer.decode(ids) for split in ("train", "validation") for ids in tokens_of(out / split)]
 
@@ -94,28 +89,6 @@ def test_wrong_arguments_are_refused_before_reading(filter: dict[str, Any], mess
     """A misspelt threshold would silently filter by the default."""
     with pytest.raises(ConfigError, match=message):
         make_screen({"f": FilterConfig(**filter)})
-
-
-def test_rules_of_filters_and_executors(command: Command, capsys: Any) -> None:
-    """All together, before anything is imported."""
-    words = ["filters.a.filter=LanguageFilter", "filters.b.filter=RegexFilter", "filters.b.model=x"]
-    words += ["near_duplicates.buckets=0", "tokenizer.spare_entries=400", "tokenizer.extend=true", "task_bytes=3"]
-    words += ["executor.name=slurm", "executor.workers=0", "executor.options={partition: p, tasks: 3}"]
-    assert command(*words) == 78
-    error = capsys.readouterr().err
-    for expected in (
-        "filters.a.model: missing. LanguageFilter needs a fastText model",
-        "filters.b.model=x: RegexFilter does not read it",
-        "near_duplicates.buckets=0",
-        "near_duplicates: not read with duplicates=exact",
-        "tokenizer.spare_entries=400",
-        "tokenizer.extend=true: there is no tokenizer.path",
-        "task_bytes=3",
-        "executor.options.time: missing",
-        "executor.options.tasks: chosen by",
-        "executor.workers=0",
-    ):
-        assert expected in error
 
 
 def test_language_filter_with_a_model_of_its_own(command: Command, corpus: Path, tmp_path: Path, capsys: Any) -> None:

@@ -18,7 +18,7 @@ import zstandard
 
 from data_prep.read.documents import Document, read_source
 from modernbert_train.config.load import load_typed
-from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig, prepare_problems
+from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.data.read.encodings import guess
 from modernbert_train.data.read.files import passed_over, passed_over_lines
 from modernbert_train.data.read.rows import LeftOut
@@ -84,13 +84,6 @@ def test_lines_are_found_in_any_encoding(tmp_path: Path, encoding: str) -> None:
     lines = [json.dumps({"text": f"{text}ਊ"}, ensure_ascii=False) for text in (POLISH, CHINESE)]
     (tmp_path / "a.jsonl").write_bytes("\n".join(lines).encode(encoding))
     assert read(tmp_path / "a.jsonl", "jsonl", encoding) == [f"{POLISH}ਊ", f"{CHINESE}ਊ"]
-
-
-def test_encodings_that_are_none_are_refused() -> None:
-    for encoding in ("cp9999", "hex", "utf8"):
-        source = SourceConfig(kind="text", path="x", encoding=encoding)
-        (problem,) = prepare_problems(PrepareConfig(out="out", sources={"a": source}))
-        assert problem.startswith(f"sources.a.encoding={encoding}: ")
 
 
 @pytest.mark.parametrize("kind", ["text", "jsonl", "csv"])

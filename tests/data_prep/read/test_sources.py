@@ -128,17 +128,6 @@ def test_csv_is_text_whatever_it_looks_like(tmp_path: Path) -> None:
     assert texts_of(read(kind="csv", path=str(tmp_path))) == ["two\nlines, one cell", "007", "NA", ""]
 
 
-def test_parquet_reads_the_named_column(tmp_path: Path) -> None:
-    """Null cells are counted, and for a wrong column name the error lists the file's columns."""
-    path = str(tmp_path / "a.parquet")
-    datasets.Dataset.from_dict({"body": ["one", None], "n": [1, 2]}).to_parquet(path)
-    assert texts_of(read(kind="parquet", path=path, text_field="body")) == ["one", "no_text"]
-    (item,) = read(kind="parquet", path=path)
-    assert (
-        isinstance(item, LeftOut) and item.reason == "no_text" and "no column 'text' among 'body', 'n'" in item.detail
-    )
-
-
 def test_a_parquet_row_that_is_not_utf_8_costs_a_row(tmp_path: Path, tiny_run: TinyRun, capsys: Any) -> None:
     """Arrow does not check texts on writing; one bad text cost the file and its thousand others."""
     texts = pyarrow.array([b"one", b"caf\xe9", *(b"text %d" % i for i in range(100))], pyarrow.binary())

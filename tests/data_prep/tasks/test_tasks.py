@@ -22,7 +22,7 @@ from data_prep.write.workspace import is_at_work
 from modernbert_train.errors import DataError, RunError
 from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares
 from tests.support import forked
-from tests.support.corpora import write_corpus
+from tests.support.corpora import report_of, write_corpus
 from tests.support.killed_tasks import run_and_kill, start
 from tests.support.paths import ROOT
 
@@ -150,7 +150,7 @@ def test_a_thousand_tasks_need_no_thousand_open_files(tmp_path: Path, texts: lis
     command = ["bash", "-c", 'ulimit -n 128 && exec "$@"', "bash", sys.executable, "-m", "data_prep.prepare", *line]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "out/prepare_report.json").read_text())
+    report = report_of(tmp_path / "out")
     assert report["tasks"] >= 1_100 and report["dropped"]["duplicate"] == 9 and report["dropped"]["near_duplicate"] >= 9
     assert " documents/s, " in done.stderr
 
@@ -177,14 +177,14 @@ def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, home: Pat
     assert main(words("changed", "min_characters=2")) == 78
     assert "spec.min_characters: 1 -> 2" in capsys.readouterr().err
     assert main([*words("changed", "min_characters=2"), "--overwrite"]) == 0
-    assert json.loads((home / "changed/prepare_report.json").read_text())["dropped"]["too_short"] == 1
+    assert report_of(home / "changed")["dropped"]["too_short"] == 1
 
 
 @pytest.mark.runs
 def test_number_of_tasks_changes_no_document(words: Words, one: Path, home: Path) -> None:
     """The division of the corpus affects speed only; the kept documents must not depend on it."""
     assert main(words("uncut", "task_bytes=1000000000")) == 0
-    uncut, cut = (json.loads((out / "prepare_report.json").read_text()) for out in (home / "uncut", one))
+    uncut, cut = map(report_of, (home / "uncut", one))
     assert uncut["tasks"] == 1 and cut["tasks"] > 10
     assert uncut["sources"] == cut["sources"]
 
