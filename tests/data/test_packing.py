@@ -83,8 +83,8 @@ def used(row: Sequence[Chunk]) -> int:
         ([6, 5, 3, 4, 2], 10, 3, [[0, 3], [1, 2, 4]]),
         # room for 5 after the oldest: 4 alone leaves 1, and 3 with 2 leave 0
         ([5, 4, 3, 2], 10, 3, [[0, 2, 3], [1]]),
-        # after 3 there is room for more than three of the others, so 6 comes before 7
-        ([3, 6, 4, 7, 5, 4, 6], 30, 6, [[0, 1, 2, 3, 4, 5], [6]]),
+        # after 3 there is room for more than three of the others, so 6 comes before 7; then 6 and 4 fill it
+        ([3, 6, 4, 7, 5, 4, 6], 30, 6, [[0, 1, 2, 3, 6, 5], [4]]),
         # what fills a row alone does not wait
         ([5, 8, 10, 4], 10, 3, [[1], [2], [0, 3]]),
     ],

@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, EsmTokenizer
 from transformers.models.esm.configuration_esm import get_default_vocab_list
@@ -64,17 +63,3 @@ def test_letters_of_ones_own_keep_their_case(tmp_path: Path) -> None:
     assert theirs.tokenize("AcgU-]^") == ["A", "c", "g", "U", "-", "]", "^"]
     _, theirs = make(tmp_path / "signs", "--alphabet", "]^-\\", "--kmer", "2")
     assert theirs.tokenize("]^-\\^") == ["]^", "-\\", "^"]
-
-
-@pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--alphabet", "AAC"], "--alphabet AAC: give protein, dna, esm2, or several letters"),
-        (["--alphabet", "A C"], "without white space"),
-        (["--alphabet", "dna", "--kmer", "11"], r"--kmer 11: 4\^11 tokens"),
-        (["--alphabet", "dna", "--kmer", "0"], "Give 1 or more"),
-    ],
-)
-def test_an_alphabet_that_is_none_is_refused(words: list[str], problem: str, tmp_path: Path, capsys: Any) -> None:
-    assert main(["letters", str(tmp_path / "out"), *words]) == 78
-    assert problem.replace("\\", "") in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main
+from modernbert_train.data.statistics import length_bins
 from tests.support.tiny_run import TinyRun
 
 Command = Callable[..., int]
@@ -33,10 +34,7 @@ def test_table_and_json_agree_with_the_shards(
     train = facts["splits"]["train"]
     assert (train["documents"], train["tokens"], train["longest"]) == (len(lengths), lengths.sum(), lengths.max())
     assert train["percentiles"]["50"] == int(np.percentile(lengths, 50))
-    assert sum(bin["documents"] for bin in train["histogram"]) == len(lengths)
-    assert sum(bin["tokens"] for bin in train["histogram"]) == lengths.sum()
-    for bin in train["histogram"]:
-        assert bin["documents"] == ((lengths >= bin["from"]) & (lengths < bin["to"])).sum()
+    assert train["histogram"] == length_bins(lengths)
     assert facts["sources"]["mine"]["dropped"] == {"duplicate": 1, "empty": 1}
 
     assert main(["inspect", str(out), str(out / "train")]) == 0

@@ -99,10 +99,3 @@ def test_it_is_deterministic_and_reads_at_most_so_much(
     monkeypatch.setattr(superbpe, "_CHARACTERS", 10_000)
     less = train(tmp_path / "c", corpus, *words)
     assert less.to_str() != one and less.get_vocab_size() == ENTRIES
-
-
-@pytest.mark.parametrize("share", ["0", "1.1"])
-def test_a_share_that_is_none_is_refused(share: str, corpus: Path, tmp_path: Path, capsys: Any) -> None:
-    assert main(["train", str(tmp_path / "out"), str(corpus), "--entries", "448", "--superbpe", share]) == 78
-    assert f"--superbpe {share}: the first stage's share is above 0" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
