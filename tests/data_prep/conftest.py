@@ -34,14 +34,8 @@ def command(tmp_path: Path, corpus: Path) -> Command:
     """Prepare `corpus` into tmp_path/out; given words override the usual ones."""
 
     def run(*words: str) -> int:
-        usual = [
-            f"out={tmp_path / 'out'}",
-            "sources.mine.kind=text",
-            f"sources.mine.path={corpus}",
-            "tokenizer.vocab_size=384",
-            "validation_share=0.2",
-        ]
-        return main([*usual, *words])
+        usual = [f"out={tmp_path / 'out'}", "sources.mine.kind=text", f"sources.mine.path={corpus}"]
+        return main([*usual, "tokenizer.vocab_size=384", "validation_share=0.2", *words])
 
     return run
 

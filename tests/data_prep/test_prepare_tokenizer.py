@@ -62,10 +62,8 @@ def test_composed_and_decomposed_accents_are_one(trained: Tokenizer) -> None:
     assert composed == decomposed
 
 
-def test_too_little_text_names_the_reachable_size(texts: list[str]) -> None:
+def test_too_little_text_for_any_vocabulary_is_refused() -> None:
     """A vocabulary with unused rows silently trains a worse model."""
-    with pytest.raises(DataError, match=r"vocab_size=65536.*they give \d+ entries.*vocab_size=\d+ or"):
-        require_size(train_tokenizer(iter(texts[:20]), 65536), 65536)
     with pytest.raises(DataError, match="Add text; no vocabulary is smaller than 320"):
         require_size(train_tokenizer(iter(["ab"]), 384), 384)
 

@@ -134,10 +134,6 @@ def test_shards_that_no_index_names_are_reported(theirs: Callable[[str], Path], 
 
 
 # possible mistakes: (layout, change to the folder, arguments, message)
-def remove_one(folder: Path) -> None:
-    sorted(folder.rglob("*.mds*"))[1].unlink()
-
-
 def truncate_one(folder: Path) -> None:
     path = sorted(folder.rglob("*.mds*"))[1]
     path.write_bytes(path.read_bytes()[:-9])
@@ -167,17 +163,12 @@ def rename_splits(folder: Path) -> None:
 
 
 def cut_index(folder: Path) -> None:
-    path = folder / "index.json"
-    path.write_text(path.read_text()[:-40])
+    os.truncate(folder / "index.json", 200)
 
 
 def empty(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.mkdir()
-
-
-def put_lengths(folder: Path) -> None:
-    (folder / "lengths.npy").write_bytes(b"theirs")
 
 
 def other_type(folder: Path) -> None:
@@ -196,8 +187,13 @@ def link_out(folder: Path) -> None:
     path.symlink_to(folder.parent / "elsewhere")
 
 
-BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
-    "a file is missing": ("ettin", remove_one, {}, "index.json: names 1 file of "),
+BAD: dict[str, tuple[str, Callable[[Path], object], dict[str, Any], str]] = {
+    "a file is missing": (
+        "ettin",
+        lambda folder: next(folder.rglob("*.mds*")).unlink(),
+        {},
+        "index.json: names 1 file of ",
+    ),
     "a file is cut": ("llm-foundry", truncate_one, {}, "that is missing or of another size: shard.00001.mds."),
     "a bit is flipped": ("answerdotai", flip_one, {}, "is damaged: its sha1 is "),
     "a writer was killed": (
@@ -240,7 +236,7 @@ BAD: dict[str, tuple[str, Callable[[Path], None], dict[str, Any], str]] = {
     "no such folder": ("llm-foundry", lambda folder: shutil.rmtree(folder), {}, "no such folder. Correct the path."),
     "a file of somebody else's": (
         "llm-foundry",
-        put_lengths,
+        lambda folder: (folder / "lengths.npy").touch(),
         {},
         "contains lengths.npy, which this program did not write and will not replace",
     ),

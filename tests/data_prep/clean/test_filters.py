@@ -38,13 +38,9 @@ def test_filters_drop_and_alter_and_all_is_counted(command: Command, corpus: Pat
     (corpus / "bad.txt").write_text("a badword in an otherwise quite ordinary text of some length\n")
     (corpus / "prose.txt").write_text("\n".join([f"{PROSE} Number {i}." for i in range(6)] + ["no end of a sentence"]))
     (corpus / "marked.txt").write_bytes(b"\xef\xbb\xbfwith a byte order mark and more than three words of text.")
-    words = [
-        "filters.words.filter=RegexFilter",
-        "filters.words.arguments={regex_exp: badword}",
-        "filters.lines.filter=C4QualityFilter",
-        "filters.lines.arguments={min_num_sentences: 1}",
-    ]
-    assert command(*words) == 0
+    words = "filters.words={filter: RegexFilter, arguments: {regex_exp: badword}}"
+    lines = "filters.lines={filter: C4QualityFilter, arguments: {min_num_sentences: 1}}"
+    assert command(words, lines) == 0
     report = report_of(tmp_path / "out")
     assert report["dropped"] == {"words": 1}
     assert report["altered"]["byte_order_mark"] == 1 and report["altered"]["lines"] >= 1
