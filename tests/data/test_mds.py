@@ -119,8 +119,8 @@ def change_file(which: str, **values: object) -> Callable[[Path], None]:
     return lambda folder: edit_index(folder, lambda index: index["shards"][1][which].update(values))
 
 
-def be(content: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "index.json").write_text(content)
+def be(content: bytes, name: str = "index.json") -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
 
 
 def pickle_lengths(folder: Path) -> None:
@@ -178,16 +178,18 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         change_file("zip_data", hashes={"x": "0"}),
         f"{SECOND}: has a hash of an unknown kind in index",
     ),
-    "an empty index": (be(""), NO_INDEX),
-    "a list": (be("[]"), NO_INDEX),
-    "shards that are none": (be('{"shards": [3]}'), NO_INDEX),
+    "an empty index": (be(b""), NO_INDEX),
+    "a list": (be(b"[]"), NO_INDEX),
+    "shards that are none": (be(b'{"shards": [3]}'), NO_INDEX),
     "no shards": (
         lambda folder: edit_index(folder, lambda index: index.update(shards=[])),
         "index.json: lists no shards.",
     ),
     "no index": (lambda folder: (folder / "index.json").unlink(), "index.json: no such file, so there are no shards"),
     "a length less": (cut_lengths, "lengths.npy: has 59 lengths, index.json has 60 documents."),
-    "lengths that are none": (lambda folder: (folder / "lengths.npy").write_bytes(b"x"), NO_LENGTHS),
+    "lengths that are none": (be(b"x", "lengths.npy"), NO_LENGTHS),
+    "empty lengths": (be(b"", "lengths.npy"), NO_LENGTHS),
+    "lengths with a program": (be(b"\x93NUMPY\x01\x00\x10\x00{'descr': f()}  \n", "lengths.npy"), NO_LENGTHS),
     "pickled lengths": (pickle_lengths, NO_LENGTHS),
     "no lengths": (lambda folder: (folder / "lengths.npy").unlink(), NO_LENGTHS),
     "another length": (another_length, f"{FIRST}: document 1 has 400 tokens, lengths.npy says 401."),

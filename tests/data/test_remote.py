@@ -15,7 +15,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -85,21 +84,14 @@ def test_remote_documents_are_the_local_ones_and_are_fetched_once(
     assert {key.rpartition("/")[2] for key in store.downloads} == {"dataset.json"}  # is it still the same data?
 
 
-def read_in_a_process(data: DataConfig, tell: Any) -> None:
-    tell.send(read_all(opened(data)))
+def read_url(data: DataConfig) -> list[list[int]]:
+    return read_all(opened(data))
 
 
 def test_processes_of_a_machine_share_the_cache(store: Store, data: DataConfig, tiny_data: Path) -> None:
     """Every rank's every worker reads every shard; a node must not pay for each."""
-    fork = multiprocessing.get_context("fork")
-    pipes = [fork.Pipe(duplex=False) for _ in range(3)]
-    processes = [fork.Process(target=read_in_a_process, args=(data, tell)) for _, tell in pipes]
-    for process, (_, tell) in zip(processes, pipes, strict=True):
-        process.start()
-        tell.close()  # the child has its own; if it dies, that shows as the end of the pipe
-    found = [told.recv() if told.poll(50) else None for told, _ in pipes]
-    for process in processes:
-        process.join()
+    with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=1) as processes:
+        found = processes.map_async(read_url, [data] * 3, chunksize=1).get(50)
     assert found == [expected(tiny_data)] * 3
     assert {store.downloads[key] for key in store.downloads if "shard." in key} == {1}
 

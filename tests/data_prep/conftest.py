@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.prepare import main
-from tests.support.corpora import write_corpus
-
-Command = Callable[..., int]
+from tests.support.corpora import Command, write_corpus
 
 
 @pytest.fixture(scope="session")

@@ -18,9 +18,8 @@ from tokenizers import Tokenizer, models
 
 from data_prep.tokenizer import main as tokenizer
 from tests.support.advice import follow_advice
-from tests.support.corpora import report_of
+from tests.support.corpora import Command, Refusal, report_of
 
-Command = Callable[..., int]
 Write = Callable[[Path, list[str]], list[str]]
 RUSSIAN = "счастливые семьи похожи друг на друга, каждая несчастливая семья несчастлива по-своему. "
 PAGE = (
@@ -94,7 +93,7 @@ def test_the_advice_of_an_error_leads_to_a_dataset(
 
 @pytest.mark.runs
 def test_html_becomes_text_only_where_its_source_says_so(
-    command: Command, refusal: Callable[..., str], texts: list[str], tmp_path: Path
+    command: Command, refusal: Refusal, texts: list[str], tmp_path: Path
 ) -> None:
     """Tags, scripts and styles were a part of the text, and nothing reported it; a file without .html is found too."""
     (tmp_path / "in").mkdir()
@@ -110,7 +109,7 @@ def test_html_becomes_text_only_where_its_source_says_so(
     assert html_text(PAGE.format(3, "")).strip() == "Page 3 has bold words."
 
 
-def test_two_sources_do_not_read_one_file(refusal: Callable[..., str], corpus: Path) -> None:
+def test_two_sources_do_not_read_one_file(refusal: Refusal, corpus: Path) -> None:
     """Its documents would be counted and reported twice; two columns of a table are two sources."""
     error = refusal(78, "sources.again.kind=text", f"sources.again.path={corpus}/part1")
     assert f"sources.mine and sources.again: both read {corpus}/part1/001.txt." in error

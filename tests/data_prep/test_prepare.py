@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,11 @@ from data_prep import prepare as prepare_module
 from data_prep.tasks import stages
 from modernbert_train.data import shard_writer as shards
 from modernbert_train.data.dataset_card import file_sha256, read_card
-from tests.support.corpora import report_of, tokens_of
+from tests.support.corpora import Command, Files, Refusal, report_of, tokens_of
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.runs
 
-Command = Callable[..., int]
-Refusal = Callable[..., str]
-Files = Callable[[Path], dict[str, bytes]]
 DATA, STORAGE, CONFIG = 65, 74, 78
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 from data_prep.read.documents import Document, read_source
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.dataset_card import read_card
-from tests.support.corpora import report_of, write_rows
+from tests.support.corpora import Command, Refusal, report_of, write_rows
 
-Command = Callable[..., int]
 ROWS: list[dict[str, Any]] = [
     {"text": "one", "meta": {"licence": "MIT"}, "score": 2.5, "pii": True},
     {"text": "two", "meta": {"licence": None}, "score": 0.25, "pii": False},
@@ -98,9 +96,7 @@ def test_documents_become_streams_and_none_is_lost(
 
 
 @pytest.mark.runs
-def test_a_stream_that_stays_empty_is_reported_with_what_the_field_holds(
-    refusal: Callable[..., str], lines: list[str]
-) -> None:
+def test_a_stream_that_stays_empty_is_reported_with_what_the_field_holds(refusal: Refusal, lines: list[str]) -> None:
     """`eng` instead of `en` would silently cost the run a language."""
     said = "streams.values.english: no training document belongs to it. language is: en in 82, de in 20, nl in 20"
     assert said in refusal(65, *lines, "streams={field: language, values: {english: [eng]}}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,9 @@ from data_prep.prepare import main
 from modernbert_train.__main__ import main as run
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, prepare_problems
-from tests.support.corpora import report_of
+from tests.support.corpora import Command, report_of
 from tests.support.paths import ROOT
 
-Command = Callable[..., int]
 CONFIG = 78
 
 

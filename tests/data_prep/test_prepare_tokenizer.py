@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +21,9 @@ from data_prep.make_tokenizer import (
 )
 from data_prep.tokenizer import main as command_main
 from modernbert_train.errors import DataError
+from tests.support.corpora import Command
 
 VOCABULARY = 384
-Command = Callable[..., int]
 
 
 @pytest.fixture

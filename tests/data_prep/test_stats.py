@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,8 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.data.statistics import length_bins
+from tests.support.corpora import Command
 from tests.support.tiny_run import TinyRun
-
-Command = Callable[..., int]
 
 
 @pytest.mark.runs
@@ -60,17 +57,3 @@ def test_folder_without_a_dataset(tmp_path: Path, tiny_data: Path, tiny_run: Tin
         assert "is a folder of data" in capsys.readouterr().err
     assert main(["inspect", *tiny_run(), "--json"]) == 78
     assert "--json is for datasets" in capsys.readouterr().err
-
-
-@pytest.mark.runs
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00\x10\x00{'descr': f()}  \n", b"lengths"])
-def test_lengths_that_are_none_are_named(command: Command, tmp_path: Path, capsys: Any, content: bytes) -> None:
-    """With the right hash on the card, as a malicious file would have it."""
-    assert command() == 0
-    folder = tmp_path / "out/train"
-    (folder / "lengths.npy").write_bytes(content)
-    card = json.loads((folder / "dataset.json").read_text())
-    card["lengths_sha256"] = hashlib.sha256(content).hexdigest()
-    (folder / "dataset.json").write_text(json.dumps(card))
-    assert main(["inspect", str(folder)]) == 65
-    assert "lengths.npy: cannot be read" in capsys.readouterr().err

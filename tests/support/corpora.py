@@ -5,11 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 from pyarrow import parquet
+
+# of the fixtures of tests/data_prep/conftest.py
+Command = Callable[..., int]
+Refusal = Callable[..., str]
+Files = Callable[[Path], dict[str, bytes]]
 
 
 def write_corpus(folder: Path, texts: list[str]) -> Path:

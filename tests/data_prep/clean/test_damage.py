@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from data_prep.read.documents import Document, read_source
 from data_prep.tokenizer import main as tokenizer_main
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
 from modernbert_train.data.read.rows import LeftOut
-from tests.support.corpora import report_of, write_rows
+from tests.support.corpora import Command, Refusal, report_of, write_rows
 
-Command = Callable[..., int]
-Refusal = Callable[..., str]
 DATA = 65
 
 

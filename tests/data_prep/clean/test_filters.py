@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,8 @@ from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import FilterConfig, NearDuplicatesConfig
 from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import ConfigError
-from tests.support.corpora import report_of, tokens_of
+from tests.support.corpora import Command, report_of, tokens_of
 
-Command = Callable[..., int]
 PROSE = "The cat sat with the dog, and that was to be all of it. They have been there for a long time."
 
 

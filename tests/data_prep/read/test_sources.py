@@ -9,7 +9,6 @@ import lzma
 import os
 import re
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ from modernbert_train.data.read.files import passed_over, passed_over_lines, sou
 from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.data.read.task_rows import table_rows
 from modernbert_train.errors import ConfigError, DataError
+from tests.support.corpora import Command
 from tests.support.tiny_run import TinyRun
 
-Command = Callable[..., int]
 LIMIT = 1000
 
 

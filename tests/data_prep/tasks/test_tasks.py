@@ -21,12 +21,12 @@ from data_prep.write.workspace import is_at_work
 from modernbert_train.errors import DataError, RunError
 from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares
 from tests.support import forked
-from tests.support.corpora import report_of, write_corpus
+from tests.support.corpora import Files, report_of, write_corpus
 from tests.support.killed_tasks import run_and_kill, start
 from tests.support.paths import ROOT
 from tests.support.s3 import wait_for
 
-Files = Callable[[Path], dict[str, bytes]]
+pytestmark = pytest.mark.runs
 Words = Callable[..., list[str]]
 
 
@@ -65,7 +65,6 @@ def one(words: Words, home: Path) -> Path:
     return home / "one"
 
 
-@pytest.mark.runs
 def test_killed_anywhere_and_started_again_gives_the_same_bytes(
     words: Words, one: Path, home: Path, files_of: Files
 ) -> None:
@@ -108,7 +107,6 @@ def test_two_processes_killed_with_all_their_children(words: Words, one: Path, h
     assert len(list((home / "two/train").glob("shard.*"))) > 10  # there were many tasks
 
 
-@pytest.mark.runs
 def test_machines_that_disagree_on_their_number_are_reported(
     words: Words, one: Path, home: Path, files_of: Files, capfd: Any
 ) -> None:
@@ -150,7 +148,6 @@ def test_a_thousand_tasks_need_no_thousand_open_files(tmp_path: Path, texts: lis
     assert " documents/s, " in done.stderr
 
 
-@pytest.mark.runs
 def test_a_machine_that_fails_ends_the_others(words: Words, capfd: Any) -> None:
     """Seven machines that wait for ever for the eighth cost more than the eighth's failure."""
     child = start([*words("out", "tokenizer.vocab_size=65536"), "--part", "1/2"])
@@ -161,7 +158,6 @@ def test_a_machine_that_fails_ends_the_others(words: Words, capfd: Any) -> None:
     assert "error: another machine failed: part 2 of 2: tokenizer.vocab_size=65536" in said
 
 
-@pytest.mark.runs
 def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, home: Path, capsys: Any) -> None:
     """Half the tasks with one filter and half with another would make a dataset that no spec describes."""
     child = start(words("changed"))
@@ -174,7 +170,6 @@ def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, home: Pat
     assert report_of(home / "changed")["dropped"]["too_short"] == 1
 
 
-@pytest.mark.runs
 def test_number_of_tasks_changes_no_document(words: Words, one: Path, home: Path) -> None:
     """The division of the corpus affects speed only; the kept documents must not depend on it."""
     assert main(words("uncut", "task_bytes=1000000000")) == 0
@@ -183,7 +178,6 @@ def test_number_of_tasks_changes_no_document(words: Words, one: Path, home: Path
     assert uncut["sources"] == cut["sources"]
 
 
-@pytest.mark.runs
 def test_a_worker_that_dies_ends_the_run_by_name() -> None:
     """The kernel kills a process that takes too much memory; a pool would wait for it for ever."""
     with Workers(2) as workers, pytest.raises(RunError, match=r"a process was killed by SIGKILL.*resumes"):
@@ -192,7 +186,6 @@ def test_a_worker_that_dies_ends_the_run_by_name() -> None:
         workers.run(BadData(), [3, 3], "tasks", 2)
 
 
-@pytest.mark.runs
 def test_workers_do_every_task_once(tmp_path: Path) -> None:
     """They also serve several stages."""
     with Workers(2) as workers:
