@@ -260,3 +260,14 @@ def test_waiting_threads_spin_briefly(own: dict[str, str], turns: str) -> None:
     if not found:
         pytest.skip("this torch does not use libgomp")
     assert set(found) == {turns}
+
+
+def test_a_folder_without_a_dataset_is_named(tmp_path: Path, tiny_data: Path, tiny_run: TinyRun, capsys: Any) -> None:
+    """It is named, and a run's words are not taken for a dataset's."""
+    assert main(["inspect", str(tmp_path)]) == 65
+    assert f"{tmp_path}: neither a run nor a dataset written by `prepare`" in capsys.readouterr().err
+    for words in ([str(tiny_data / "train"), "--rows", "1"], [str(tiny_data / "train"), *tiny_run()]):
+        assert main(["inspect", *words]) == 78
+        assert "is a folder of data" in capsys.readouterr().err
+    assert main(["inspect", *tiny_run(), "--json"]) == 78
+    assert "--json is for datasets" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command from text to shards, and all mistakes in its input."""
+"""The command from text to shards, mistakes in its input, and `inspect` of what it wrote."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from tokenizers import Tokenizer
 
 from data_prep import prepare as prepare_module
 from data_prep.tasks import stages
+from modernbert_train.__main__ import main
 from modernbert_train.data import shard_writer as shards
 from modernbert_train.data.dataset_card import file_sha256, read_card
+from modernbert_train.data.statistics import length_bins
 from tests.support.corpora import Command, Files, Refusal, report_of, tokens_of
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.runs
-
 DATA, STORAGE, CONFIG = 65, 74, 78
 
 
@@ -237,3 +238,35 @@ def test_a_small_dataset_is_prepared_without_torch(corpus: Path, tmp_path: Path)
     own = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=tmp_path, env=own)
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
+def test_table_and_json_agree_with_the_shards(
+    command: Command, corpus: Path, texts: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Users who mix sources by these numbers must be able to trust them."""
+    (corpus / "copy.txt").write_text(texts[0])
+    (corpus / "empty.txt").write_text(" ")
+    assert command() == 0
+    capsys.readouterr()
+    out = tmp_path / "out"
+    assert main(["inspect", str(out), "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out).values()
+    lengths = np.load(out / "train/lengths.npy")
+    train = facts["splits"]["train"]
+    assert (train["documents"], train["tokens"], train["longest"]) == (len(lengths), lengths.sum(), lengths.max())
+    assert train["percentiles"]["50"] == int(np.percentile(lengths, 50))
+    assert train["histogram"] == length_bins(lengths)
+    assert facts["sources"]["mine"]["dropped"] == {"duplicate": 1, "empty": 1}
+
+    assert main(["inspect", str(out), str(out / "train")]) == 0
+    table = capsys.readouterr().out
+    total = sum(split["tokens"] for split in facts["splits"].values())
+    assert [row.split() for row in table.splitlines() if row.startswith("  mine")] == [
+        ["mine", "62", "60", f"{total:,}", "1", "0", "1", "0"]
+    ]
+    assert f"train: {len(lengths)} documents, {lengths.sum():,} tokens" in table
+    # every text except the duplicate is in one of the two, so the bytes of both add up
+    assert sum(split["text_bytes"] for split in facts["splits"].values()) == sum(len(t.encode()) for t in texts)
+    folder, split, _, ratio, beside = table.splitlines()[-1].split()
+    found = train["text_bytes"] / train["tokens"]
+    assert (folder, split, ratio, beside) == (str(out / "train"), "train", f"{found:.2f}", "1.00")

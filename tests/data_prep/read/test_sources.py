@@ -10,7 +10,7 @@ import os
 import re
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 import pyarrow
@@ -62,13 +62,13 @@ def test_text_files_come_sorted_and_whole(tmp_path: Path) -> None:
     assert texts_of(read(kind="text", path=str(tmp_path / "a.txt"))) == ["a\n"]
 
 
+def refuse(path: object, *_: int) -> NoReturn:
+    raise PermissionError(13, "Permission denied", str(path))
+
+
 def test_permission_error_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of another user must not end a run of hours, nor be skipped silently."""
     (tmp_path / "1.txt").write_text("one")
-
-    def refuse(path: Path, *_: int) -> int:
-        raise PermissionError(13, "Permission denied", str(path))
-
     monkeypatch.setattr(os, "open", refuse)
     (item,) = read(kind="text", path=str(tmp_path))
     assert isinstance(item, LeftOut) and item.reason == "unreadable" and "Permission denied" in item.detail
@@ -77,10 +77,6 @@ def test_permission_error_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_folder_that_cannot_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain globbing silently skips such a folder with all its files."""
     (tmp_path / "1.txt").write_text("one")
-
-    def refuse(path: object) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
     monkeypatch.setattr("os.scandir", refuse)
     with pytest.raises(DataError, match=r"Permission denied\)\. Make the folder readable"):
         read(kind="text", path=str(tmp_path))
