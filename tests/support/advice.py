@@ -1,4 +1,4 @@
-"""Do what an error says."""
+"""Follow the advice of an error."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 def follow_advice(
     main: Callable[[Sequence[str]], int], words: Sequence[str], advice: str, taken: str, capsys: Any
 ) -> str:
-    """Run a command that fails, add to it what its message advises, and assert that it succeeds.
+    """Run a command that fails, add the words that its message advises, and assert that it succeeds.
 
     Args:
         main: the command.
         words: its arguments.
         advice: pattern of the message.
-        taken: what a user adds for it, with the groups of the pattern in braces.
+        taken: the words that a user adds, with the groups of the pattern in braces.
         capsys: of pytest.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Run a planner, and read what it gave out and what it holds."""
+"""Run a planner, and read its batches and the chunks that wait in it."""
 
 from __future__ import annotations
 
