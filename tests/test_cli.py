@@ -13,44 +13,28 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from modernbert_train import __version__
-from modernbert_train.__main__ import main, parse, read_run
+from modernbert_train.__main__ import main, parse
 from modernbert_train.cli.verbs import BY_NAME, EXIT_CODES, REMOVED, VERBS, Verb, make_parser
-from modernbert_train.config.load import to_yaml
 from modernbert_train.data.dataset_card import read_card, write_card
 from tests.support.paths import ROOT
-from tests.support.probed import PROBE, call_probed
+from tests.support.probed import call_probed
 from tests.support.tiny_run import TinyRun
 
 
-def call(*words: str) -> subprocess.CompletedProcess[str]:
-    """`python -m modernbert_train` as a user calls it, from the project's folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "modernbert_train", *words],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONWARNINGS": "error"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-
-@pytest.fixture
-def broken(tiny_run: TinyRun, tmp_path: Path) -> list[str]:
-    """A command line with mistakes in the file and in the overrides."""
+@pytest.mark.runs
+@pytest.mark.parametrize("verb", ["check", "train"])
+def test_a_broken_configuration_ends_with_78_and_every_mistake_without_torch(
+    tiny_run: TinyRun, tmp_path: Path, verb: str
+) -> None:
     extra = tmp_path / "extra.yaml"
     extra.write_text("model:\n  hiden_size: 32\noptim:\n  lr: fast\n", encoding="utf-8")
-    return [*tiny_run(), str(extra), "phases.short.row_tokenz=3"]
-
-
-@pytest.mark.runs
-def test_a_broken_configuration_ends_with_78_and_every_mistake(broken: list[str], tmp_path: Path) -> None:
-    done = call("check", *broken)
-    assert done.returncode == 78 and done.stdout == ""
+    done = call_probed(verb, *tiny_run(), str(extra), "phases.short.row_tokenz=3")
+    assert (done.returncode, done.stdout) == (78, "loaded:\n")
     assert done.stderr.splitlines() == [
         f"error: model.hiden_size ({tmp_path}/extra.yaml:2): unknown key. Did you mean model.hidden_size?",
         f"optim.lr='fast' ({tmp_path}/extra.yaml:4): expected a number.",
@@ -87,21 +71,6 @@ def test_a_good_run_is_described_without_torch(tiny_run: TinyRun) -> None:
     assert [line.split()[0] for line in lines[1 : lines.index("")]] == ["phase", "short", "long", "warning:"]
 
 
-@pytest.mark.runs
-@pytest.mark.parametrize("verb", ["check", "train"])
-def test_a_broken_run_is_refused_without_torch(broken: list[str], verb: str) -> None:
-    done = call_probed(verb, *broken)
-    assert (done.returncode, done.stdout) == (78, "loaded:\n")
-
-
-@pytest.mark.runs
-def test_the_probe_can_fail() -> None:
-    """It names the loaded packages, for any verb."""
-    program = PROBE.format(heavy=("argparse", "torch"))
-    done = subprocess.run([sys.executable, "-c", program, "--version"], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "loaded: argparse"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -122,13 +91,19 @@ def test_wrong_arguments_end_with_64(words: list[str], message: str, capsys: pyt
     assert said.startswith("usage: ") and "\nerror: " in said and message in said
 
 
-def test_a_word_that_is_no_verb_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tran"]) == 64
-    assert "error: tran: no such verb. Did you mean train?" in capsys.readouterr().err
-    assert main(["qqq"]) == 64
-    assert "Known: prepare, tokenizer, adopt" in capsys.readouterr().err
-    assert main([]) == 64
-    assert "before training" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tran"], "error: tran: no such verb. Did you mean train?"),
+        (["qqq"], "Known: prepare, tokenizer, adopt"),
+        ([], "before training"),
+    ],
+)
+def test_a_word_that_is_no_verb_is_answered_with_the_nearest(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 64
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", [word for word, old in REMOVED.items() if not old.words])
@@ -152,15 +127,14 @@ def test_help_has_every_verb_by_task_and_is_there_without_torch() -> None:
         (line,) = [number for number, line in enumerate(lines) if line.startswith(f"  {verb.name} ")]
         heading = [each for each in lines[:line] if each and not each.startswith(" ")][-1]
         assert heading == verb.group and lines[line].endswith(verb.summary) and len(lines[line]) <= 120
-    assert call("help").stdout == call("--help").stdout
+    assert "75             stopped by a signal" in done.stdout
+    assert call_probed("help").stdout == done.stdout
 
 
-def test_help_has_the_exit_codes_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_the_exit_codes_of_the_documentation() -> None:
     """Scheduler rules written by one page must hold on the other."""
     page = (ROOT / "docs/faults.md").read_text(encoding="utf-8").partition("## Exit codes")[2].partition("##")[0]
     assert re.findall(r"^\| (\d[\d, ]*) \|", page, re.MULTILINE) == [*EXIT_CODES]
-    assert main(["help"]) == 0
-    assert "75             stopped by a signal" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.name)
@@ -197,25 +171,18 @@ def test_rows_of_the_embedding_that_nothing_reads_are_named(
     assert "never read" not in capsys.readouterr().out
 
 
-def test_a_missing_file_ends_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", str(tmp_path / "absent.yaml")]) == 78
-    assert f"{tmp_path}/absent.yaml: no such file." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "words", [["eval"], ["export"], ["report"], ["checkpoints"], ["fill"]], ids=lambda words: words[0]
-)
+@pytest.mark.parametrize("verb", ["eval", "export", "report", "checkpoints", "fill"])
 def test_a_run_that_is_not_there_is_answered_with_those_that_are(
-    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    more = ["a [MASK]"] if words == ["fill"] else []
-    assert main([*words, "runs/nope", *more]) in (65, 78)
+    words = [verb, "runs/nope", *(["a [MASK]"] if verb == "fill" else [])]
+    assert main(words) in (65, 78)
     assert "runs/nope: no such" in (said := capsys.readouterr().err) and "No runs are in runs" in said
     for name in ("base", "low-rate"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.yaml").touch()
-    assert main([*words, "runs/nope", *more]) in (65, 78)
+    assert main(words) in (65, 78)
     assert "Here are runs/base, runs/low-rate." in capsys.readouterr().err
 
 
@@ -234,42 +201,28 @@ def test_ranks_that_cannot_share_the_batch_end_with_78(tiny_run: TinyRun, capsys
     assert "cannot be divided evenly among 3 ranks" in capsys.readouterr().err
 
 
-@pytest.mark.runs
-def test_a_folder_of_a_run_stands_for_its_configuration(tiny_run: TinyRun, tmp_path: Path) -> None:
-    config = read_run(tiny_run("seed=9"))
-    folder = tmp_path / "runs/tiny"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    assert read_run([str(folder)]) == config
-    assert read_run([str(folder), "seed=10"]).seed == 10
+def test_a_missing_file_ends_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "absent.yaml")]) == 78
+    assert f"{tmp_path}/absent.yaml: no such file." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("missing", ["train", "validation", "tokenizer"])
-def test_data_that_is_not_there_ends_with_65(
-    tiny_run: TinyRun, tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("key", "folder", "message"),
+    [
+        ("train", "absent", "/absent"),
+        ("validation", "absent", "/absent"),
+        ("tokenizer", "absent", "/absent"),
+        ("train", "empty", "the shards hold no tokens"),  # packing would look for a chunk for ever
+    ],
+)
+def test_data_that_is_missing_or_empty_ends_with_65(
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, key: str, folder: str, message: str, capsys: Any
 ) -> None:
-    assert main(["check", *tiny_run(f"data.{missing}={tmp_path}/absent")]) == 65
-    assert str(tmp_path / "absent") in capsys.readouterr().err
-
-
-def test_shards_that_changed_after_they_were_made_end_with_65(
-    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "shards"))
-    lengths = np.load(folder / "lengths.npy")
-    np.save(folder / "lengths.npy", lengths[::-1])
-    assert main(["check", *tiny_run(f"data.train={folder}")]) == 65
-    assert f"{folder}/lengths.npy: sha256" in capsys.readouterr().err
-
-
-def test_shards_without_a_token_end_with_65(
-    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Packing would look for a chunk for ever."""
-    folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "shards"))
-    write_card(folder, replace(read_card(folder), tokens=0))
-    assert main(["check", *tiny_run(f"data.train={folder}")]) == 65
-    assert "the shards hold no tokens" in capsys.readouterr().err
+    shutil.copytree(tiny_data / "train", tmp_path / "empty")
+    write_card(tmp_path / "empty", replace(read_card(tmp_path / "empty"), tokens=0))
+    assert main(["check", *tiny_run(f"data.{key}={tmp_path}/{folder}")]) == 65
+    said = capsys.readouterr().err
+    assert str(tmp_path / folder) in said and message in said
 
 
 @pytest.mark.runs
@@ -307,3 +260,14 @@ def test_waiting_threads_spin_briefly(own: dict[str, str], turns: str) -> None:
     if not found:
         pytest.skip("this torch does not use libgomp")
     assert set(found) == {turns}
+
+
+def test_a_folder_without_a_dataset_is_named(tmp_path: Path, tiny_data: Path, tiny_run: TinyRun, capsys: Any) -> None:
+    """It is named, and a run's words are not taken for a dataset's."""
+    assert main(["inspect", str(tmp_path)]) == 65
+    assert f"{tmp_path}: neither a run nor a dataset written by `prepare`" in capsys.readouterr().err
+    for words in ([str(tiny_data / "train"), "--rows", "1"], [str(tiny_data / "train"), *tiny_run()]):
+        assert main(["inspect", *words]) == 78
+        assert "is a folder of data" in capsys.readouterr().err
+    assert main(["inspect", *tiny_run(), "--json"]) == 78
+    assert "--json is for datasets" in capsys.readouterr().err

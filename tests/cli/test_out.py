@@ -16,6 +16,7 @@ import pytest
 from modernbert_train.__main__ import main
 from tests.support.tiny_run import TINY_YAML
 
+pytestmark = pytest.mark.runs
 # verb -> its words; RUN: a trained run, OUT: the output path
 WORDS: dict[str, str] = {
     "report": "report RUN --out OUT/page.html",
@@ -94,7 +95,6 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", place], check=True)
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize("verb", WORDS)
 def test_a_disk_that_refuses_is_reported_in_a_line(
     typed: Typed, disk: Path, verb: str, capfd: pytest.CaptureFixture[str]
@@ -107,7 +107,6 @@ def test_a_disk_that_refuses_is_reported_in_a_line(
     assert left == [] and not [*disk.glob(".*.partial")]
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize("verb", [verb for verb in WORDS if verb not in MAKES_FOLDERS])
 def test_a_missing_folder_of_a_file_is_reported_in_a_line(
     typed: Typed, tmp_path: Path, verb: str, capfd: pytest.CaptureFixture[str]
@@ -118,7 +117,6 @@ def test_a_missing_folder_of_a_file_is_reported_in_a_line(
     assert f"{tmp_path}/not/yet" in said.splitlines()[-1] and not (tmp_path / "not").exists()
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize("verb", ["init", "average", "export", "tokenizer", "prepare of pairs"])
 def test_a_missing_folder_of_a_folder_is_made(typed: Typed, tmp_path: Path, verb: str) -> None:
     place = tmp_path / "not/yet"
@@ -127,7 +125,6 @@ def test_a_missing_folder_of_a_folder_is_made(typed: Typed, tmp_path: Path, verb
     assert made.is_dir() and os.listdir(made)
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize("verb", ["report", "init from", "embed", "export"])
 def test_what_a_killed_verb_leaves_is_removed_by_the_same_command(typed: Typed, tmp_path: Path, verb: str) -> None:
     """Each kill used to leave a file or a whole model, under a name that `ls` hides, until the disk was full."""

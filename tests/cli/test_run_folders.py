@@ -39,7 +39,8 @@ def place(*words: str) -> Path:
 
 
 def test_a_run_that_lies_where_it_was_trained_keeps_its_configuration(run: Path) -> None:
-    assert read_run([str(run)]).folder == read_run(["runs/first"]).folder == "runs/first"
+    assert read_run([str(run)]) == read_run(["runs/first"]) == read_run(["runs/first/config.yaml"])
+    assert read_run([str(run)]).folder == "runs/first"
 
 
 @pytest.mark.parametrize("name", ["first", "second"])

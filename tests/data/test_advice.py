@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import main
+from tests.support.advice import follow_advice
 from tests.support.tiny_run import TinyRun
 
 ROWS = [{"text": f"text {i} with words", "label": ["up", "down"][i % 2]} for i in range(20)]
@@ -57,11 +58,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], str, str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_advice_of_an_error_leads_to_a_run(tiny_run: TinyRun, tmp_path: Path, capsys: Any, case: str) -> None:
     write, advice, taken = CASES[case]
-    given = write(tmp_path)
-    assert main(["check", *tiny_run(*given)]) in (65, 78)
-    error = capsys.readouterr().err
-    assert (found := re.search(advice, error)), error
-    assert main(["check", *tiny_run(*given, *taken.format(*found.groups()).split())]) == 0, capsys.readouterr().err
+    follow_advice(main, ["check", *tiny_run(*write(tmp_path))], advice, taken, capsys)
 
 
 # mistake -> name and content of a file of labelled texts, and the command in the message that mends it

@@ -19,7 +19,6 @@ def phase(start: int, step: int, rows: int, tokens: int) -> PhaseConfig:
 
 
 BASE = phase(start=768, step=768, rows=4608, tokens=50_000_000_000)  # ModernBERT-base, arXiv 2412.13663 and its release
-LARGE = phase(start=448, step=448, rows=4928, tokens=10_000_000_000)
 
 
 @pytest.mark.parametrize(
@@ -33,24 +32,10 @@ def test_the_base_recipe_grows_at_these_tokens(billions: float, before: int, aft
     assert batch_rows_at(BASE, int(border) + 1) == after
 
 
-def test_the_large_recipe_takes_ten_sizes_before_the_last() -> None:
-    """Shares of 1 to 10 fifty-fifths of 10 billion; after 6 sizes 21 of them are over."""
-    assert batch_rows_at(LARGE, 0) == 448
-    assert batch_rows_at(LARGE, 10**10 * 21 // 55 - 1) == 6 * 448
-    assert batch_rows_at(LARGE, 10**10 * 21 // 55 + 1) == 7 * 448
-    assert batch_rows_at(LARGE, 10**10 - 1) == 10 * 448
-    assert batch_rows_at(LARGE, 10**10) == 4928
-
-
 def test_a_last_step_may_be_shorter() -> None:
     """4, 9, then 10 rows: 4 of 13 parts of 1,300 tokens, then 9."""
     uneven = phase(start=4, step=5, rows=10, tokens=1300)
     assert [batch_rows_at(uneven, tokens) for tokens in (0, 399, 400, 1299, 1300)] == [4, 4, 9, 9, 10]
-
-
-def test_without_a_warmup_the_batch_is_whole_at_once() -> None:
-    plain = PhaseConfig(tokens=100, row_tokens=64, batch_rows=6, microbatch_tokens=64)
-    assert [batch_rows_at(plain, tokens) for tokens in (0, 50, 1000)] == [6, 6, 6]
 
 
 @pytest.mark.runs

@@ -11,9 +11,8 @@ import json
 import os
 import shutil
 import time
-from collections import Counter
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -37,45 +36,30 @@ COUNTS = {"train/token_counts.npy"}
 HASHED = {"check": CARDS, "plan": CARDS, "inspect": CARDS, "train": CARDS | COUNTS, "eval": CARDS | COUNTS}
 
 
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file of data was hashed, and each tokenizer was parsed."""
-    found = Counter[str]()
-    digest, fast_digest, parse = hashlib.file_digest, dataset_card.file_xxh3, vocabulary.parse_json
-
-    def hashed(file: Any, *rest: Any) -> Any:
-        found["/".join(Path(file.name).parts[-2:])] += 1
-        return digest(file, *rest)
-
-    def hashed_fast(path: Path) -> Any:
-        found["/".join(path.parts[-2:])] += 1
-        return fast_digest(path)
-
-    def parsed(content: bytes) -> Any:
-        found["tokenizer"] += 1
-        return parse(content)
-
-    monkeypatch.setattr(hashlib, "file_digest", hashed)
-    for module in (dataset_card, session):
-        monkeypatch.setattr(module, "file_xxh3", hashed_fast)
-    monkeypatch.setattr(vocabulary, "parse_json", parsed)
-    return found
-
-
 @pytest.mark.runs
 def test_a_start_hashes_each_file_once_and_parses_the_tokenizer_once(
-    tiny_data: Path, tmp_path: Path, read: Counter[str]
+    tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the command line to the last step, in this process; each command has a copy that it has never seen."""
+    functions = hashlib.file_digest, dataset_card.file_xxh3, vocabulary.parse_json
+    digest, fast_digest, parse = (Mock(wraps=function) for function in functions)
+    monkeypatch.setattr(hashlib, "file_digest", digest)
+    for module in (dataset_card, session):
+        monkeypatch.setattr(module, "file_xxh3", fast_digest)
+    monkeypatch.setattr(vocabulary, "parse_json", parse)
     for verb in HASHED:
         shutil.copytree(tiny_data, tmp_path / verb)
     time.sleep(0.15)
     for verb, expected in HASHED.items():
         file = tmp_path / f"{verb}.yaml"
         file.write_text(TINY_YAML.format(runs=tmp_path / "runs", data=tmp_path / verb), encoding="utf-8")
-        read.clear()
+        for each in (digest, fast_digest, parse):
+            each.reset_mock()
         assert main([verb, str(file), *SHORT]) == 0
-        assert read == dict.fromkeys([*expected, "tokenizer"], 1), verb
+        hashed = [Path(call.args[0].name) for call in digest.call_args_list]
+        hashed += [call.args[0] for call in fast_digest.call_args_list]
+        assert sorted("/".join(path.parts[-2:]) for path in hashed) == sorted(expected), verb
+        assert parse.call_count == 1, verb
 
 
 @pytest.mark.runs

@@ -22,6 +22,7 @@ from tests.support.batches import Row, make_loader, make_path, rows_of
 from tests.support.tiny_run import TinyRun
 
 pytestmark = [
+    pytest.mark.runs,
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),  # more workers than this machine has cores
 ]
@@ -56,7 +57,6 @@ def whole(config: RunConfig) -> list[tuple[list[Row], dict[str, Any]]]:
     return list(global_batches(config, 1, 0))
 
 
-@pytest.mark.runs
 def test_the_small_run_shows_everything(config: RunConfig, whole: list[Any]) -> None:
     """The other tests mean little if it had one batch size, one phase or one epoch."""
     plans = [step.plan for step in make_loader(config)]
@@ -74,7 +74,6 @@ def test_the_small_run_shows_everything(config: RunConfig, whole: list[Any]) -> 
     assert (True,) in used or {(True, True, True), (True, True, False)} <= used
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 3), (2, 1)])
 def test_ranks_and_workers_do_not_change_the_global_batches(
     config: RunConfig, whole: list[Any], num_ranks: int, num_workers: int
@@ -82,7 +81,6 @@ def test_ranks_and_workers_do_not_change_the_global_batches(
     assert list(global_batches(config, num_ranks, num_workers)) == whole
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_batch_says_what_its_rows_are_made_of(config: RunConfig, num_workers: int) -> None:
     """Errors name the documents of this list; workers have it already and do not send it back."""
@@ -95,7 +93,6 @@ def test_a_batch_says_what_its_rows_are_made_of(config: RunConfig, num_workers: 
     assert pickle.loads(pickle.dumps(step)).rows == ()  # as a worker sends it
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize(("num_ranks", "every"), [(1, 1), (4, 5)])
 def test_resuming_at_any_batch_on_any_number_of_ranks_continues_equally(
     config: RunConfig, whole: list[Any], num_ranks: int, every: int
@@ -106,7 +103,6 @@ def test_resuming_at_any_batch_on_any_number_of_ranks_continues_equally(
         assert list(global_batches(config, num_ranks, 0, saved)) == whole[taken:]
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize(("taken", "before", "after"), [(5, 3, 1), (9, 0, 2)])
 def test_what_workers_had_prefetched_is_neither_lost_nor_repeated(
     config: RunConfig, whole: list[Any], taken: int, before: int, after: int
@@ -123,7 +119,6 @@ def test_what_workers_had_prefetched_is_neither_lost_nor_repeated(
     assert again == whole[taken:]
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_was_planned_ahead_is_the_next_batch_and_asks_for_no_plan(
     config: RunConfig, whole: list[Any], num_workers: int, monkeypatch: pytest.MonkeyPatch
@@ -155,7 +150,6 @@ def test_what_was_planned_ahead_is_the_next_batch_and_asks_for_no_plan(
     assert late <= 1
 
 
-@pytest.mark.runs
 def test_nothing_is_drawn_from_the_global_generator(config: RunConfig) -> None:
     """Dropout is drawn from it; starting to iterate once more, after a resumption, must not shift it."""
     before = torch.get_rng_state()
@@ -164,7 +158,6 @@ def test_nothing_is_drawn_from_the_global_generator(config: RunConfig) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.runs
 def test_a_run_on_the_cpu_of_a_machine_with_gpus_takes_nothing_of_them(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

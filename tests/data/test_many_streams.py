@@ -12,7 +12,6 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from modernbert_train.data.facts import read_facts
 from modernbert_train.data.open_shards import open_streams
 from modernbert_train.data.path import plan_path
 from tests.support.make_shards import make_documents, make_shards
-from tests.support.mixtures import config
+from tests.support.planned import run
 
 STREAMS = 2000  # of which the fast test opens a twentieth
 
@@ -69,10 +68,10 @@ def make_many(folder: Path, number: int, tokenizer: Path) -> list[Path]:
 def test_two_thousand_languages_begin_with_work_that_is_counted(tmp_path: Path, tiny_data: Path, number: int) -> None:
     """Three small files of each are opened, seven times in all, and no shard; some kilobytes of each are held."""
     folders = make_many(tmp_path / "many", number, tiny_data / "tokenizer")
-    asked = config({folder.name: StreamConfig(path=str(folder)) for folder in folders})
-    data = replace(asked.data, tokenizer=str(tiny_data / "tokenizer"), alpha=0.3)
-    clock = Clock.of(replace(asked, data=data))
-    one = replace(data, streams={"one": StreamConfig(path=str(folders[0]))})
+    settings = {"tokenizer": str(tiny_data / "tokenizer"), "alpha": 0.3}
+    asked = run(64, streams={folder.name: StreamConfig(path=str(folder)) for folder in folders}, **settings)
+    one = run(64, streams={"one": StreamConfig(path=str(folders[0]))}, **settings).data
+    data, clock = asked.data, Clock.of(asked)
     next(plan_path(one, 1, clock, open_streams(one, 1, read_facts(one)).shards).planner)  # modules are imported late
     read_once._known.clear()
     tracemalloc.start()

@@ -101,18 +101,26 @@ def test_the_numbers_of_a_batch_say_what_it_holds(config: RunConfig) -> None:
             assert len(labels_M) == MaskedLM(objective, vocabulary).max_predicted(objective.mask_rate, tokens)
 
 
+VOCABULARY = Vocabulary(200, 1, 2, 0, 3, np.arange(10, 200), "")
+BUILD = partial(build_objective, vocabulary=VOCABULARY)
+
+
+def maker_of(document: Any, keys: Any, labels: Any = None, build: Any = BUILD, **more: Any) -> MicrobatchMaker:
+    """Return the maker of texts that all are the same document, or its beginning."""
+    texts = SimpleNamespace(
+        read=lambda number: document,
+        labels=lambda chunks: labels,
+        mask_keys=lambda chunks: np.fromiter(keys(chunks), np.uint64),
+        **more,
+    )
+    return MicrobatchMaker(texts, build, VOCABULARY)
+
+
 def test_words_of_a_segmenter_lie_where_their_tokens_do() -> None:
     """For any cut of a document and any text before it in its row: a long one is masked from its middle too."""
     document, inside = np.arange(10, 110), np.arange(100) % 3 > 0  # words of three tokens
-    documents = SimpleNamespace(
-        read=lambda number: document,
-        inside_words=lambda number: inside,
-        mask_keys=lambda chunks: np.array([chunk.start for chunk in chunks], np.uint64),
-        labels=lambda chunks: None,
-    )
     config = MaskedLmConfig(masking="ngram", words="segmenter", mask_token_share=1.0, random_token_share=0.0)
-    vocabulary = Vocabulary(200, 1, 2, 0, 3, np.arange(10, 200), "")
-    maker = MicrobatchMaker(documents, partial(build_objective, vocabulary=vocabulary), vocabulary)
+    maker = maker_of(document, lambda chunks: [chunk.start for chunk in chunks], inside_words=lambda number: inside)
     predicted: dict[int, set[int]] = {}
     for rows in ([[(0, 50), (50, 70), (70, 100)]], [[(50, 70), (0, 50)], [(70, 100)]]):
         chunks = tuple(tuple(Chunk(0, 0, first, end - first) for first, end in row) for row in rows)
@@ -128,7 +136,7 @@ def test_words_of_a_segmenter_lie_where_their_tokens_do() -> None:
     assert predicted[1] == predicted[2] and 24 <= len(predicted[1]) <= 30
 
 
-def test_attention_launches_few_blocks_without_work(config: RunConfig) -> None:
+def test_attention_launches_few_blocks_without_work() -> None:
     """In rows of 8,192 with texts of some 300 tokens it launched 196,608 of which 10,384 worked, at about 1 us each."""
     draw = np.random.default_rng(0)
     lengths = np.clip(draw.lognormal(np.log(300), 0.8, 160), 8, 4096).astype(int).tolist()
@@ -139,13 +147,7 @@ def test_attention_launches_few_blocks_without_work(config: RunConfig) -> None:
             room = 0
         rows[-1].append(Chunk(0, document, 0, length))
         room += length + 2
-    vocabulary, keys_of = read_vocabulary(config.data.tokenizer), make_path(config).streams.mask_keys
-    texts = SimpleNamespace(
-        read=lambda document: np.full(lengths[document], vocabulary.cls_id + 9),
-        mask_keys=lambda chunks: keys_of([Chunk(0, 0, start, 1) for start in range(len(chunks))]),
-        labels=lambda chunks: None,
-    )
-    maker = MicrobatchMaker(texts, partial(build_objective, vocabulary=vocabulary), vocabulary)
+    maker = maker_of(np.full(max(lengths), 11), lambda chunks: range(len(chunks)))
     plan = BatchPlan("one", 0, 0, (), len(rows) - 1, 8192, len(rows), MaskedLmConfig())
     (batch,) = maker.microbatches(rows[:-1], plan)  # without the last, which is not full
     packed, heads = batch.packed, 12
@@ -226,19 +228,16 @@ def test_two_thousand_batches_leave_nothing_in_memory(name: str) -> None:
     built: list[weakref.ref[Any]] = []
 
     def build(settings: Any) -> Any:
-        objective = build_objective(settings, vocabulary)
+        objective = build_objective(settings, VOCABULARY)
         built.append(weakref.ref(objective))
         return objective
 
-    vocabulary, text = Vocabulary(200, 1, 2, 0, 3, np.arange(10, 200), ""), np.arange(10, 35)
+    text = np.arange(10, 35)
     if name in ("choose", "contrastive", "tlm"):  # texts of a document lie between [SEP] and [CLS]
-        text[[8, 16]], text[[9, 17]] = vocabulary.sep_id, vocabulary.cls_id
-    texts = SimpleNamespace(
-        read=lambda document: text,
-        labels=lambda chunks: None if labels is None else np.array([labels] if name != "tag" else labels, np.int64),
-        mask_keys=lambda chunks: np.arange(1, len(chunks) + 1, dtype=np.uint64),
-    )
-    maker, row = MicrobatchMaker(texts, build, vocabulary), (Chunk(0, 0, 0, 25),)
+        text[[8, 16]], text[[9, 17]] = VOCABULARY.sep_id, VOCABULARY.cls_id
+    of_texts = None if labels is None else np.array([labels] if name != "tag" else labels, np.int64)
+    maker = maker_of(text, lambda chunks: range(1, len(chunks) + 1), of_texts, build=build)
+    row = (Chunk(0, 0, 0, 25),)
 
     def run(first: int, end: int) -> tuple[int, int]:
         for step in range(first, end):

@@ -7,85 +7,70 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from modernbert_train.clock import Clock
-from modernbert_train.config.schema import (
-    DataConfig,
-    PhaseConfig,
-    PhaseStreamConfig,
-    StreamConfig,
-)
+from modernbert_train.config.schema import DataConfig, PhaseConfig, PhaseStreamConfig, RunConfig, StreamConfig
 from modernbert_train.data.mixing import FairQueue, phase_weights, token_shares
 from modernbert_train.data.planner import BatchPlanner
 from modernbert_train.data.shuffle import ShuffledChunks
-from tests.support.mixtures import config
+from tests.support.planned import run
+
+OWN = {"a": 900, "b": 300}
+
+
+def mixed(streams: dict[str, dict[str, Any]], *shares: dict[str, float], **data: Any) -> RunConfig:
+    """A run with a phase of 1,000 tokens for each entry of `shares`."""
+    settings = {name: StreamConfig(path="", **each) for name, each in streams.items()}
+    return run(*(64 for _ in shares), tokens=1000, shares=shares, streams=settings, **data)
 
 
 def test_no_rounding_gathers_over_a_long_run() -> None:
     """A tenth is a tenth: after 700,000 tokens in chunks of 7, exactly a tenth; floats would be off."""
-    weights = phase_weights(
-        config({"a": StreamConfig(path="", proportion=0.1), "b": StreamConfig(path="", proportion=0.9)}).data,
-        PhaseConfig(),
-        {"a": 1, "b": 1},
-    )
-    assert weights == {"a": 1, "b": 9}
-    queue = FairQueue(list(weights.values()))
+    queue = FairQueue([1, 9])
     given_out = [queue.give([7, 7]) for _ in range(100_000)]
     assert given_out.count(0) == 10_000 and queue.lag == [0, 0]
 
 
 @pytest.mark.parametrize(
-    ("streams", "weights"),
+    ("streams", "of_the_phase", "weights"),
     [
-        ({"a": {}, "b": {}}, {"a": 3, "b": 1}),  # as large as they are
-        ({"a": {}, "b": {"repeat": 3.0}}, {"a": 1, "b": 1}),
-        ({"a": {"repeat": 0.5}, "b": {"repeat": 2.5}}, {"a": 3, "b": 5}),
-        ({"a": {}, "b": {"tokens": 100}}, {"a": 9, "b": 1}),
-        ({"a": {"proportion": 0.25}, "b": {"proportion": 0.75}}, {"a": 1, "b": 3}),
-        ({"a": {"proportion": 1.0}, "b": {"proportion": 0.0}}, {"a": 1, "b": 0}),
+        ({"a": {}, "b": {}}, {}, {"a": 3, "b": 1}),  # as large as they are
+        ({"a": {}, "b": {"repeat": 3.0}}, {}, {"a": 1, "b": 1}),
+        ({"a": {"repeat": 0.5}, "b": {"repeat": 2.5}}, {}, {"a": 3, "b": 5}),
+        ({"a": {}, "b": {"tokens": 100}}, {}, {"a": 9, "b": 1}),
+        ({"a": {"proportion": 0.1}, "b": {"proportion": 0.9}}, {}, {"a": 1, "b": 9}),
+        ({"a": {"proportion": 1.0}, "b": {"proportion": 0.0}}, {}, {"a": 1, "b": 0}),
+        ({"a": {}, "b": {"repeat": 0.0}}, {"b": 0.8, "a": 0.2}, {"a": 1, "b": 4}),  # upsampled in the decay phase
+        ({"a": {}, "b": {"repeat": 0.0}}, {}, {"a": 1, "b": 0}),
+        ({"a": {}, "b": {}}, {"b": 1.0}, {"a": 0, "b": 1}),  # read by one phase only
     ],
 )
-def test_weights_by_hand(streams: dict[str, dict[str, float]], weights: dict[str, int]) -> None:
-    asked = config({name: StreamConfig(path="", **each) for name, each in streams.items()})  # type: ignore[arg-type]
-    assert phase_weights(asked.data, asked.phases["plain"], {"a": 900, "b": 300}) == weights
-
-
-def test_a_phase_may_have_shares_of_its_own() -> None:
-    """Upsampling in the decay phase, and a stream that only one phase reads, are a few words of YAML."""
-    asked = config({"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}, decay={"b": 0.8, "a": 0.2})
-    own = {"a": 900, "b": 300}
-    assert phase_weights(asked.data, asked.phases["plain"], own) == {"a": 1, "b": 0}
-    assert phase_weights(asked.data, asked.phases["decay"], own) == {"a": 1, "b": 4}
-    only = config({"a": StreamConfig(path=""), "b": StreamConfig(path="")}, decay={"b": 1.0})
-    assert phase_weights(only.data, only.phases["decay"], own) == {"a": 0, "b": 1}
+def test_weights_by_hand(streams: dict[str, Any], of_the_phase: dict[str, float], weights: dict[str, int]) -> None:
+    asked = mixed(streams, of_the_phase)
+    assert phase_weights(asked.data, asked.phases["p0"], OWN) == weights
 
 
 def test_a_long_phase_counts_for_as_long_as_it_is() -> None:
     """Nine tenths of the run are all of a: the card and the unigram baseline must not call it half."""
-    streams = {"a": StreamConfig(path=""), "b": StreamConfig(path="", repeat=0.0)}
-    asked = config(streams, decay={"b": 1.0})
-    phases = asked.phases | {"plain": replace(asked.phases["plain"], tokens=9000)}
-    asked = replace(asked, phases=phases)
-    shares = token_shares(asked.data, asked.phases.values(), {"a": 900, "b": 300}, {"a": 9, "b": 9})
-    assert shares == pytest.approx({"a": 0.9, "b": 0.1})
+    asked = mixed({"a": {}, "b": {"repeat": 0.0}}, {}, {"b": 1.0})
+    phases = [replace(asked.phases["p0"], tokens=9000), asked.phases["p1"]]
+    assert token_shares(asked.data, phases, OWN, {"a": 9, "b": 9}) == pytest.approx({"a": 0.9, "b": 0.1})
 
 
 def test_shares_of_documents_are_turned_into_shares_of_tokens() -> None:
     """Half of the documents each; stream a's are three times as long."""
-    streams = {"a": StreamConfig(path="", proportion=0.5), "b": StreamConfig(path="", proportion=0.5)}
-    asked = config(streams, mix_by="documents")
-    assert token_shares(asked.data, asked.phases.values(), {"a": 900, "b": 300}, {"a": 9, "b": 9}) == pytest.approx(
-        {"a": 0.75, "b": 0.25}
-    )
+    asked = mixed({"a": {"proportion": 0.5}, "b": {"proportion": 0.5}}, {}, mix_by="documents")
+    shares = token_shares(asked.data, asked.phases.values(), OWN, {"a": 9, "b": 9})
+    assert shares == pytest.approx({"a": 0.75, "b": 0.25})
 
 
-def of_languages(power: float | None, sizes: dict[str, int], **phase: object) -> tuple[DataConfig, PhaseConfig]:
-    asked = config({name: StreamConfig(path="") for name in sizes})
-    asked = replace(asked, data=replace(asked.data, alpha=power))
-    return asked.data, replace(asked.phases["plain"], **phase)  # type: ignore[arg-type]
+def of_languages(power: float | None, sizes: dict[str, int], **phase: Any) -> tuple[DataConfig, PhaseConfig]:
+    asked = mixed({name: {} for name in sizes}, {}, alpha=power)
+    return asked.data, replace(asked.phases["p0"], **phase)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +105,9 @@ def test_two_thousand_languages_keep_to_their_shares() -> None:
     for number, documents in enumerate(sizes.tolist()):
         lengths = draw.integers(8, 60, documents)
         streams[f"l{number:04}"] = ShuffledChunks([documents], lengths, 16, seed=number)
-    asked = config({name: StreamConfig(path="") for name in streams})
-    phase = replace(asked.phases["plain"], tokens=10_000_000, batch_rows=4096)
-    asked = replace(asked, data=replace(asked.data, alpha=0.3), phases={"plain": phase})
+    asked = mixed({name: {} for name in streams}, {}, alpha=0.3)
+    phase = replace(asked.phases["p0"], tokens=10_000_000, batch_rows=4096, batch_warmup=None)
+    asked = replace(asked, phases={"p0": phase})
     planner = BatchPlanner(asked.data, Clock.of(asked), streams)
     seen = dict.fromkeys(streams, 0)
     for _ in range(4):

@@ -76,24 +76,21 @@ def used(row: Sequence[Chunk]) -> int:
     return sum(chunk.length + SPECIAL_TOKENS for chunk in row)
 
 
-def test_by_hand() -> None:
-    """Rows of 10, three may wait. The fourth is one too many: 4 fills the oldest, 6, best. Then 5 with 3 and 2."""
-    assert pack_greedy([6, 5, 3, 4, 2], row_tokens=10, window=3) == [[0, 3], [1, 2, 4]]
-
-
-def test_two_chunks_together_may_fill_better_than_the_largest() -> None:
-    """Room for 5 after the oldest: 4 alone leaves 1, and 3 with 2 leave 0."""
-    assert pack_greedy([5, 4, 3, 2], row_tokens=10, window=3) == [[0, 2, 3], [1]]
-
-
-def test_a_row_with_much_room_is_filled_in_order_of_arrival() -> None:
-    """Rows of 30: after 3 there is room for more than three of the others, so 6 comes before 7."""
-    (first, *_) = pack_greedy([3, 6, 4, 7, 5, 4, 6], row_tokens=30, window=6)
-    assert first[:3] == [0, 1, 2]
-
-
-def test_a_sequence_that_fills_a_row_alone_does_not_wait() -> None:
-    assert pack_greedy([5, 8, 10, 4], row_tokens=10, window=3) == [[1], [2], [0, 3]]
+@pytest.mark.parametrize(
+    ("lengths", "row_tokens", "window", "rows"),
+    [
+        # the fourth is one too many to wait: 4 fills the oldest, 6, best; then 5 with 3 and 2
+        ([6, 5, 3, 4, 2], 10, 3, [[0, 3], [1, 2, 4]]),
+        # room for 5 after the oldest: 4 alone leaves 1, and 3 with 2 leave 0
+        ([5, 4, 3, 2], 10, 3, [[0, 2, 3], [1]]),
+        # after 3 there is room for more than three of the others, so 6 comes before 7; then 6 and 4 fill it
+        ([3, 6, 4, 7, 5, 4, 6], 30, 6, [[0, 1, 2, 3, 6, 5], [4]]),
+        # what fills a row alone does not wait
+        ([5, 8, 10, 4], 10, 3, [[1], [2], [0, 3]]),
+    ],
+)
+def test_by_hand(lengths: list[int], row_tokens: int, window: int, rows: list[list[int]]) -> None:
+    assert pack_greedy(lengths, row_tokens, window) == rows
 
 
 @pytest.mark.parametrize("length", [0, 11])

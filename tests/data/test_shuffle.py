@@ -25,47 +25,6 @@ def make(shards: list[list[int]], block_shards: int, seed: int = 1) -> ShuffledC
     return ShuffledChunks([len(shard) for shard in shards], lengths, block_shards, seed)
 
 
-def walk(chunks: ShuffledChunks, epoch: int, chunk_tokens: int) -> list[tuple[int, int, int]]:
-    """A whole epoch, block by block."""
-    blocks = [chunks.block(epoch, block, chunk_tokens).tolist() for block in range(chunks.num_blocks)]
-    return [tuple(chunk) for block in blocks for chunk in block]
-
-
-def test_a_block_comes_from_its_own_few_shards() -> None:
-    """So that a reader holds only these in memory, and the others may lie far away."""
-    shards = [[5] * number for number in (7, 3, 5, 4, 6, 8, 2)]
-    chunks = make(shards, 3)
-    shard_of = np.repeat(np.arange(len(shards)), [len(shard) for shard in shards])
-    seen = [set(shard_of[chunks.block(0, block, 10)[:, 0]].tolist()) for block in range(chunks.num_blocks)]
-    assert [len(shards) for shards in seen] == [3, 3, 1]
-    assert set.union(*seen) == set(range(7))
-
-
-def test_chunks_of_a_long_document_are_spread_over_its_block() -> None:
-    """One document of 100 chunks among 100 short ones: in any tenth of the block both are mixed."""
-    chunks = make([[1000], [10] * 100], 2).block(0, 0, 10)
-    long = chunks[:, 0] == 0
-    assert long.sum() == 100
-    assert all(2 <= part.sum() <= 18 for part in np.split(long, 10))
-    starts = chunks[long, 1]
-    assert (np.diff(starts) != 10).sum() > 90  # and in no order
-
-
-def test_pinned_order_never_changes() -> None:
-    """A change here changes the text of every run that is under way."""
-    assert walk(make([[9, 2, 4], [3, 3], [12]], 2, seed=17), 0, 5) == [
-        (4, 0, 3),
-        (0, 0, 5),
-        (1, 0, 2),
-        (0, 5, 4),
-        (3, 0, 3),
-        (2, 0, 4),
-        (5, 5, 5),
-        (5, 0, 5),
-        (5, 10, 2),
-    ]
-
-
 def tokens_of(chunks: list[Chunk]) -> Counter[tuple[int, int, int]]:
     """How often each (epoch, document, token) occurs."""
     return Counter((p.epoch, p.document, token) for p in chunks for token in range(p.start, p.start + p.length))

@@ -10,23 +10,18 @@ import numpy as np
 import pytest
 
 from modernbert_train.core.read_json import as_type
-from modernbert_train.data.dataset_card import DatasetCard, file_sha256, write_card
 from modernbert_train.data.facts import FolderFacts
 from modernbert_train.data.field_counts import Amount, FieldCounts
 from modernbert_train.data.statistics import RunStatistics, _folder_statistics, length_bins
+from tests.support.make_shards import write_plain_card
 
 
 def facts_of(folder: Path, lengths: list[int]) -> FolderFacts:
     folder.mkdir(parents=True)
     np.save(folder / "lengths.npy", np.array(lengths, np.uint32))
     (folder / "index.json").write_text("{}")
-    card = DatasetCard(
-        column="tokens", dtype="uint16", documents=len(lengths), tokens=sum(lengths), vocab_size=384,
-        tokenizer_sha256="0" * 64, index_sha256=file_sha256(folder / "index.json"),
-        lengths_sha256=file_sha256(folder / "lengths.npy"), special_tokens="loader", created_by="test",
-        fields={"licence": FieldCounts({"MIT": Amount(len(lengths), sum(lengths))})},
-    )  # fmt: skip
-    write_card(folder, card)
+    licences = FieldCounts({"MIT": Amount(len(lengths), sum(lengths))})
+    card = write_plain_card(folder, len(lengths), sum(lengths), fields={"licence": licences})
     return FolderFacts("data.train", str(folder), folder, card)
 
 

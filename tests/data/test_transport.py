@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ def microbatch(first: int, order: Order = "all", segments: bool = False, extra: 
     return Batch(packed, targets, {"mlm": 4, "nsp": 2} if extra else {"mlm": 4}, num_tokens=11, num_rows=2)
 
 
+NUMBERS = attrgetter("packed.order", "counts", "num_tokens", "num_rows")
 KINDS = {
     "plain": [microbatch(0), microbatch(100)],
     "token types": [microbatch(0, segments=True), microbatch(100, segments=True)],
@@ -67,12 +69,7 @@ def test_on_the_device_torch_can_index_by_everything(microbatches: list[Batch]) 
     """int64 where torch asks for it; boundaries stay int32, as kernels take them."""
     for batch in microbatches:
         ready = batch.to("cpu")
-        assert (ready.packed.order, ready.counts, ready.num_tokens, ready.num_rows) == (
-            batch.packed.order,
-            batch.counts,
-            batch.num_tokens,
-            batch.num_rows,
-        )
+        assert NUMBERS(ready) == NUMBERS(batch)
         assert (ready.packed.segment_ids_T is None) == (batch.packed.segment_ids_T is None)
         assert ready.packed.cu_seqlens_S.dtype == torch.int32
         wide = [tensor for tensor in ready.tensors() if tensor is not ready.packed.cu_seqlens_S]

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.prepare import main
-from tests.support.corpora import write_corpus
-
-Command = Callable[..., int]
+from tests.support.corpora import Command, write_corpus
 
 
 @pytest.fixture(scope="session")
@@ -34,14 +32,21 @@ def command(tmp_path: Path, corpus: Path) -> Command:
     """Prepare `corpus` into tmp_path/out; given words override the usual ones."""
 
     def run(*words: str) -> int:
-        usual = [
-            f"out={tmp_path / 'out'}",
-            "sources.mine.kind=text",
-            f"sources.mine.path={corpus}",
-            "tokenizer.vocab_size=384",
-            "validation_share=0.2",
-        ]
-        return main([*usual, *words])
+        usual = [f"out={tmp_path / 'out'}", "sources.mine.kind=text", f"sources.mine.path={corpus}"]
+        return main([*usual, "tokenizer.vocab_size=384", "validation_share=0.2", *words])
+
+    return run
+
+
+@pytest.fixture
+def refusal(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run the command, which must end with this code and make no dataset; return its message."""
+
+    def run(code: int, *words: str) -> str:
+        capsys.readouterr()
+        assert command(*words) == code
+        assert not (tmp_path / "out").exists()
+        return capsys.readouterr().err
 
     return run
 

@@ -1,4 +1,4 @@
-"""The command from text to shards, and all mistakes in its input."""
+"""The command from text to shards, mistakes in its input, and `inspect` of what it wrote."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +18,15 @@ from tokenizers import Tokenizer
 
 from data_prep import prepare as prepare_module
 from data_prep.tasks import stages
+from modernbert_train.__main__ import main
 from modernbert_train.data import shard_writer as shards
 from modernbert_train.data.dataset_card import file_sha256, read_card
-from tests.support.corpora import tokens_of
+from modernbert_train.data.statistics import length_bins
+from tests.support.corpora import Command, Files, Refusal, report_of, tokens_of
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.runs
-
-Command = Callable[..., int]
-Files = Callable[[Path], dict[str, bytes]]
 DATA, STORAGE, CONFIG = 65, 74, 78
-
-
-def report_of(out: Path) -> dict[str, Any]:
-    return json.loads((out / "prepare_report.json").read_text())
 
 
 def test_shards_hold_every_text_once_and_the_splits_share_none(
@@ -62,12 +56,6 @@ def test_shards_hold_every_text_once_and_the_splits_share_none(
     assert report["dropped"] == {"duplicate": 1}
     assert report["documents_read"] == 61 == report["written"]["train"]["documents"] + len(decoded["validation"]) + 1
     assert len(decoded["validation"]) in range(3, 25)
-
-
-def test_same_input_same_bytes(command: Command, tmp_path: Path, files_of: Files) -> None:
-    """A reproducible dataset need not be copied, and its hash can be published."""
-    assert command(f"out={tmp_path / 'a'}") == command(f"out={tmp_path / 'b'}") == 0
-    assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
 
 
 def test_tokenizer_never_sees_validation_text(command: Command, corpus: Path, tmp_path: Path) -> None:
@@ -106,36 +94,32 @@ def test_every_damaged_document_is_counted(command: Command, corpus: Path, tmp_p
     )
 
 
-def test_stop_names_file_and_byte(command: Command, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_stop_names_file_and_byte(refusal: Refusal, corpus: Path, tmp_path: Path) -> None:
     """A user who accepts no damaged text gets the place, the exit code for "fix the input", and no folder."""
     (corpus / "part1" / "bad.txt").write_bytes(b"caf\xe9")
-    assert command("on_error=stop") == DATA
-    error = capsys.readouterr().err
-    assert f"error: {corpus}/part1/bad.txt: not UTF-8: byte 0xe9 at offset 3. Fix or remove it" in error
+    said = f"error: {corpus}/part1/bad.txt: not UTF-8: byte 0xe9 at offset 3. Fix or remove it"
+    assert said in refusal(DATA, "on_error=stop")
     assert not list(tmp_path.glob("out*"))
 
 
-def test_too_small_corpora(command: Command, corpus: Path, tmp_path: Path, capsys: Any) -> None:
+def test_too_small_corpora(refusal: Refusal, corpus: Path, tmp_path: Path) -> None:
     """One file cannot be split into two sets, and of one that is all left out nothing remains."""
-    assert command(f"sources.mine.path={corpus / 'part0' / '000.txt'}") == DATA
-    assert "validation_share=0.2 of 1 documents leaves none for" in capsys.readouterr().err
+    said = refusal(DATA, f"sources.mine.path={corpus / 'part0' / '000.txt'}")
+    assert "validation_share=0.2 of 1 documents leaves none for" in said
     (corpus / "a.jsonl").write_text('{"body": "x"}\n{"body": "y"}\n')
-    assert command("sources.mine.kind=jsonl", "max_left_out=1") == DATA
-    assert "no documents left of 2 read" in capsys.readouterr().err
+    assert "no documents left of 2 read" in refusal(DATA, "sources.mine.kind=jsonl", "max_left_out=1")
     assert not list(tmp_path.glob("out*"))
 
 
-def test_no_space_before_writing(command: Command, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_no_space_before_writing(refusal: Refusal, monkeypatch: Any) -> None:
     """Both numbers, before the work."""
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 5000, 5000))
-    assert command() == STORAGE
-    error = capsys.readouterr().err
+    error = refusal(STORAGE)
     assert "needs about 16,79" in error and "5,000 are free" in error
-    assert not (tmp_path / "out").exists()
 
 
-def test_disk_fills_up_while_writing(command: Command, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_disk_fills_up_while_writing(command: Command, refusal: Refusal, tmp_path: Path, monkeypatch: Any) -> None:
     """The estimate may be wrong, and others use the disk too; after freeing space the same command works."""
     with monkeypatch.context() as patched:
 
@@ -143,10 +127,9 @@ def test_disk_fills_up_while_writing(command: Command, tmp_path: Path, monkeypat
             raise OSError(errno.ENOSPC, "No space left on device", "shard.00000.mds.zstd")
 
         patched.setattr(shards.MDSWriter, "write", full)
-        assert command() == STORAGE
-    error = capsys.readouterr().err
+        error = refusal(STORAGE)
     assert "shard.00000.mds.zstd: No space left on device" in error and "bytes free" in error
-    assert "give the same command again" in error and not (tmp_path / "out").exists()
+    assert "give the same command again" in error
     assert command() == 0
     assert not (tmp_path / "out.work").exists()
 
@@ -190,7 +173,7 @@ def test_foreign_folder_is_never_touched(command: Command, tmp_path: Path, capsy
     assert {path.name: path.read_text() for path in (tmp_path / "out").iterdir()} == {"thesis.tex": "years of work"}
 
 
-def test_sources_that_change_while_they_are_read(command: Command, corpus: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_sources_that_change_while_they_are_read(refusal: Refusal, corpus: Path, monkeypatch: Any) -> None:
     """Otherwise disk estimate, tokenizer and report would describe another text than the shards."""
     save = stages.save_tokenizer
 
@@ -199,8 +182,7 @@ def test_sources_that_change_while_they_are_read(command: Command, corpus: Path,
         return save(*arguments)
 
     monkeypatch.setattr(stages, "save_tokenizer", save_and_change)
-    assert command() == DATA
-    error = capsys.readouterr().err
+    error = refusal(DATA)
     assert "part2/011.txt: has changed since this began" in error and "Another program writes to the sources" in error
 
 
@@ -256,3 +238,35 @@ def test_a_small_dataset_is_prepared_without_torch(corpus: Path, tmp_path: Path)
     own = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, cwd=tmp_path, env=own)
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+
+
+def test_table_and_json_agree_with_the_shards(
+    command: Command, corpus: Path, texts: list[str], tmp_path: Path, capsys: Any
+) -> None:
+    """Users who mix sources by these numbers must be able to trust them."""
+    (corpus / "copy.txt").write_text(texts[0])
+    (corpus / "empty.txt").write_text(" ")
+    assert command() == 0
+    capsys.readouterr()
+    out = tmp_path / "out"
+    assert main(["inspect", str(out), "--json"]) == 0
+    (facts,) = json.loads(capsys.readouterr().out).values()
+    lengths = np.load(out / "train/lengths.npy")
+    train = facts["splits"]["train"]
+    assert (train["documents"], train["tokens"], train["longest"]) == (len(lengths), lengths.sum(), lengths.max())
+    assert train["percentiles"]["50"] == int(np.percentile(lengths, 50))
+    assert train["histogram"] == length_bins(lengths)
+    assert facts["sources"]["mine"]["dropped"] == {"duplicate": 1, "empty": 1}
+
+    assert main(["inspect", str(out), str(out / "train")]) == 0
+    table = capsys.readouterr().out
+    total = sum(split["tokens"] for split in facts["splits"].values())
+    assert [row.split() for row in table.splitlines() if row.startswith("  mine")] == [
+        ["mine", "62", "60", f"{total:,}", "1", "0", "1", "0"]
+    ]
+    assert f"train: {len(lengths)} documents, {lengths.sum():,} tokens" in table
+    # every text except the duplicate is in one of the two, so the bytes of both add up
+    assert sum(split["text_bytes"] for split in facts["splits"].values()) == sum(len(t.encode()) for t in texts)
+    folder, split, _, ratio, beside = table.splitlines()[-1].split()
+    found = train["text_bytes"] / train["tokens"]
+    assert (folder, split, ratio, beside) == (str(out / "train"), "train", f"{found:.2f}", "1.00")

@@ -1,15 +1,18 @@
-"""The tokenizer: if it is wrong, every token of a pretraining run is."""
+"""Tokenizers: trained, adapted, trimmed, or of letters. If one is wrong, every token of a pretraining run is."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, EsmTokenizer
+from transformers.models.esm.configuration_esm import get_default_vocab_list
 
 from data_prep.make_tokenizer import (
     SPECIAL_TOKENS,
@@ -21,10 +24,13 @@ from data_prep.make_tokenizer import (
     train_tokenizer,
 )
 from data_prep.tokenizer import main as command_main
-from modernbert_train.errors import DataError
+from data_prep.trim_tokenizer import trim_tokenizer
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.vocabulary import read_vocabulary
+from tests.support.corpora import Command
+from tests.support.make_shards import make_texts
 
 VOCABULARY = 384
-Command = Callable[..., int]
 
 
 @pytest.fixture
@@ -48,11 +54,6 @@ def test_saved_folder_works_in_transformers(trained: Tokenizer, tmp_path: Path) 
     assert loaded.convert_tokens_to_ids("nonsense-token") == 1
 
 
-def test_training_is_deterministic(texts: list[str]) -> None:
-    """Two machines that prepare the same text must be able to share a checkpoint."""
-    assert train_tokenizer(iter(texts), VOCABULARY).to_str() == train_tokenizer(iter(texts), VOCABULARY).to_str()
-
-
 def test_literal_special_tokens_are_plain_text(trained: Tokenizer) -> None:
     """Documentation about [MASK] would otherwise put masks and separators into the training text."""
     text = "[CLS] say [MASK], not[SEP] [PAD]\n[UNK]"
@@ -67,10 +68,8 @@ def test_composed_and_decomposed_accents_are_one(trained: Tokenizer) -> None:
     assert composed == decomposed
 
 
-def test_too_little_text_names_the_reachable_size(texts: list[str]) -> None:
+def test_too_little_text_for_any_vocabulary_is_refused() -> None:
     """A vocabulary with unused rows silently trains a worse model."""
-    with pytest.raises(DataError, match=r"vocab_size=65536.*they give \d+ entries.*vocab_size=\d+ or"):
-        require_size(train_tokenizer(iter(texts[:20]), 65536), 65536)
     with pytest.raises(DataError, match="Add text; no vocabulary is smaller than 320"):
         require_size(train_tokenizer(iter(["ab"]), 384), 384)
 
@@ -177,3 +176,129 @@ def test_command_of_its_own(texts: list[str], tmp_path: Path, capsys: pytest.Cap
     assert command_main(["adapt", str(tmp_path / "u"), str(tmp_path / "t")]) == 0
     assert (tmp_path / "u/tokenizer.json").read_bytes() == (tmp_path / "t/tokenizer.json").read_bytes()
     assert command_main([*words, "--entries", "384"]) == 78  # exists
+
+
+def make(folder: Path, *words: str) -> tuple[Tokenizer, Any]:
+    """The tokenizer that the command writes, as this program and as transformers read it."""
+    assert command_main(["letters", str(folder), *words]) == 0
+    return Tokenizer.from_file(str(folder / "tokenizer.json")), AutoTokenizer.from_pretrained(folder)
+
+
+def test_transformers_reads_the_same_letters(tmp_path: Path, capsys: Any) -> None:
+    """Ids, special tokens, lower case, masks written by hand; 64 entries for 5 special tokens and 29 letters."""
+    ours, theirs = make(tmp_path / "p", "--alphabet", "protein")
+    assert "64 entries" in capsys.readouterr().out and len(theirs) == 64
+    assert theirs.tokenize("MKvx*[MASK]L") == ["M", "K", "V", "X", "*", "[MASK]", "L"]
+    text = "MSTNPKPQRKTKRNTNRRPQDVKFPGGGQIVGGVYLLPRRGPRLGVRATRKTSERSQPRGRRQPIPKARRPEG"
+    (ids,) = encode_documents(ours, [text])
+    assert theirs(text)["input_ids"] == [2, *ids, 3] and len(ids) == len(text) and min(ids) > 4
+    assert theirs.decode(ids) == text
+    assert theirs("M1K")["input_ids"][2] == theirs.unk_token_id == 1
+    assert encode_documents(ours, ["[MASK]"])[0].count(4) == 0, "a text cannot spell a mask"
+
+
+def test_esm2_has_the_ids_of_the_released_models(tmp_path: Path) -> None:
+    """Its weights, read with other ids, would take one amino acid for another."""
+    ours, theirs = make(tmp_path / "esm2", "--alphabet", "esm2")
+    (tmp_path / "vocab.txt").write_text("\n".join(get_default_vocab_list()), encoding="utf-8")
+    released = EsmTokenizer(str(tmp_path / "vocab.txt"))
+    text = "MSTNPKPQRKTKRNTNRRPQDVKFPGGGQIVGGVYLLPXBUZO.-"
+    assert theirs(text)["input_ids"] == released(text)["input_ids"] and len(theirs) == 33
+    assert theirs("MK<mask>L")["input_ids"] == released("MK<mask>L")["input_ids"]
+    assert (theirs.pad_token_id, theirs.unk_token_id, theirs.cls_token_id, theirs.sep_token_id) == (1, 3, 0, 2)
+    assert theirs.mask_token_id == released.mask_token_id == read_vocabulary(tmp_path / "esm2").mask_id == 32
+    assert adapt_tokenizer(tmp_path / "esm2").get_vocab() == ours.get_vocab(), "prepare takes it as it is"
+
+
+def test_k_mers_follow_each_other_and_the_rest_is_letters(tmp_path: Path) -> None:
+    """4 ** 6 of them, in order; an N ends a run, as in the Nucleotide Transformer, and nothing overlaps."""
+    ours, theirs = make(tmp_path / "d", "--alphabet", "dna", "--kmer", "6")
+    assert theirs.tokenize("ACGTACgtacNACGTACG") == ["ACGTAC", "G", "T", "A", "C", "N", "ACGTAC", "G"]
+    kmers = map("".join, itertools.product("ACGT", repeat=6))
+    assert [theirs.convert_tokens_to_ids(kmer) for kmer in kmers] == [*range(21, 21 + 4096)]
+    assert len(theirs) % 64 == 0 and theirs.decode(theirs("ACGTACGN")["input_ids"][1:-1]) == "ACGTACGN"
+    assert encode_documents(ours, ["ACGTACGN"])[0] == theirs("ACGTACGN", add_special_tokens=False)["input_ids"]
+
+
+def test_letters_of_ones_own_keep_their_case(tmp_path: Path) -> None:
+    """Soft-masked regions are information to some: an alphabet with both cases keeps both."""
+    _, theirs = make(tmp_path / "rna", "--alphabet", "ACGUacgu-]^")
+    assert theirs.tokenize("AcgU-]^") == ["A", "c", "g", "U", "-", "]", "^"]
+    _, theirs = make(tmp_path / "signs", "--alphabet", "]^-\\", "--kmer", "2")
+    assert theirs.tokenize("]^-\\^") == ["]^", "-\\", "^"]
+
+
+ENTRIES = {"bytes": 320, "BPE": 200, "Unigram": 70, "WordPiece": 150}
+
+
+def made(kind: str) -> Tokenizer:
+    """Train a tokenizer of 512 entries, eight of them spare."""
+    texts = make_texts(40)
+    if kind == "bytes":
+        return train_tokenizer(iter(texts), 512, 8)
+    settings = {"vocab_size": 504, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
+    model, trainer = {
+        "BPE": (models.BPE(unk_token="[UNK]"), trainers.BpeTrainer(**settings)),
+        "Unigram": (models.Unigram(), trainers.UnigramTrainer(**settings, unk_token="[UNK]")),
+        "WordPiece": (models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer(**settings)),
+    }[kind]
+    tokenizer = Tokenizer(model)
+    words = kind == "WordPiece"
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer() if words else pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.WordPiece() if words else decoders.Metaspace()
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([AddedToken(f"[unused{i}]", normalized=False) for i in range(8)])
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["bytes", "BPE", "Unigram", "WordPiece"])
+def test_the_tokens_that_a_text_uses_most_stay(kind: str) -> None:
+    """Special tokens stay too, and pieces that spell every other word; the text is tokenised as before."""
+    old, text = made(kind), make_texts(8)
+    new, stays = trim_tokenizer(old, text, ENTRIES[kind])
+    before, after = old.get_vocab(), new.get_vocab()
+    assert sorted(after.values()) == [*range(ENTRIES[kind])]
+    assert {*SPECIAL_TOKENS} <= after.keys() <= before.keys() and "[unused0]" not in after
+    assert sorted(after, key=after.__getitem__) == sorted(after, key=before.__getitem__), "the order of ids"
+
+    by_id = {number: token for token, number in before.items()}
+    counts = Counter(by_id[number] for ids in encode_documents(old, text) for number in ids)
+    dropped = max(counts[token] for token in before.keys() - after.keys())
+    assert stays == pytest.approx(sum(counts[token] for token in after) / counts.total())
+    assert 0.4 < stays < 1 and sum(counts[token] > dropped for token in after) > 20, "the most frequent"
+
+    words = sorted({word for each in text for word in each.split()})
+    same = 0
+    for word in words:
+        first, again = old.encode(word, add_special_tokens=False), new.encode(word, add_special_tokens=False)
+        assert "[UNK]" not in again.tokens and new.decode(again.ids) == word
+        if {*first.tokens} <= after.keys():
+            assert again.tokens == first.tokens
+            same += 1
+    assert same > 20
+    pair = new.encode("a", "b")
+    assert [pair.ids[0], pair.ids[-1]] == [after["[CLS]"], after["[SEP]"]] and pair.tokens.count("[SEP]") == 2
+
+
+def test_a_merge_stays_with_what_it_merges() -> None:
+    """A token without its parts could never be produced."""
+    new, _ = trim_tokenizer(made("bytes"), make_texts(3), 300)
+    model = json.loads(new.to_str())["model"]
+    merged = {a + b for a, b in model["merges"]}
+    assert merged == {token for token in model["vocab"] if len(token) > 1 and token not in SPECIAL_TOKENS}
+    assert all({a, b} <= model["vocab"].keys() for a, b in model["merges"])
+
+
+def test_trim_says_what_stays_and_refuses_what_cannot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_tokenizer(made("bytes"), tmp_path / "old")
+    (tmp_path / "text.txt").write_text("\n".join(make_texts(4)))
+    words = [str(tmp_path / name) for name in ("old", "text.txt")]
+    assert command_main(["trim", str(tmp_path / "new"), *words, "--entries", "320"]) == 0
+    assert "320 entries, which are " in capsys.readouterr().out
+    assert Tokenizer.from_file(str(tmp_path / "new/tokenizer.json")).get_vocab_size() == 320
+    for entries, message in (("512", "the tokenizer has 512. Give fewer"), ("100", "characters of the text are 261")):
+        assert command_main(["trim", str(tmp_path / entries), *words, "--entries", entries]) == 78
+        assert f"--entries={entries}: " in (said := capsys.readouterr().err) and message in said
+    with pytest.raises(ConfigError, match="Give fewer"):
+        trim_tokenizer(made("WordPiece"), [], 512)

@@ -6,14 +6,11 @@ text's words are silently trained on.
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -26,6 +23,7 @@ from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.read.rows import LeftOut
+from tests.support.corpora import write_rows
 from tests.support.make_shards import VOCAB_SIZE
 from tests.support.segmented_corpus import CHARACTERS, write_corpus
 
@@ -83,21 +81,13 @@ ROWS: list[dict[str, Any]] = [
 def test_every_kind_of_file_has_words(kind: str, tmp_path: Path) -> None:
     """A list, or a text with spaces; words that do not spell their text are left out, with place and reason."""
     file = tmp_path / f"a.{kind}"
-    if kind == "jsonl":
-        file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    elif kind == "parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), file)
-    else:
-        with file.open("w", newline="", encoding="utf-8") as table:
-            written = csv.writer(table)
-            written.writerow(["words", "text"])
-            written.writerows([[" ".join(row["words"] or ["x"]), row["text"]] for row in ROWS])
+    write_rows(file, ROWS)
     source = SourceConfig(kind=kind, path=str(file), words_field="words")  # type: ignore[arg-type]
     items = list(read_source("mine", source, 1000))
     assert [item.words for item in items if isinstance(item, Document)] == [["天地", "玄"], ["天", "地玄"]]
     out = [item for item in items if isinstance(item, LeftOut)]
-    last = "other_words" if kind == "csv" else "no_words"
-    assert [item.reason for item in out] == ["other_words", "other_words", last] and all(each.damaged for each in out)
+    reasons = ["other_words", "other_words", "other_words" if kind == "csv" else "no_words"]
+    assert [item.reason for item in out] == reasons and all(each.damaged for each in out)
     assert out[0].id == f"{file}:3" and "it has '地' where they have '玄'" in out[0].detail
     assert "it has '地' where they have ''" in out[1].detail
 
@@ -142,16 +132,3 @@ def test_words_reach_the_shards(tmp_path: Path, capsys: pytest.CaptureFixture[st
             while "".join(words[first:at]) != each:
                 at += 1
         assert at == len(words)
-
-
-def test_what_cannot_be_honoured_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before any text is read: a source without words, a filter that changes texts, formats without such a column."""
-    sources = ["sources.zh={kind: jsonl, path: a.jsonl, words_field: words}", "sources.de={kind: jsonl, path: c.jsonl}"]
-    sources += ["sources.en={kind: text, path: b, words_field: words}"]
-    others = ["decontaminate.rte={kind: jsonl, path: d.jsonl, words_field: words}"]
-    assert main([f"out={tmp_path / 'out'}", *sources, *others, "filters.lines={filter: C4QualityFilter}"]) == CONFIG
-    said = capsys.readouterr().err
-    assert "sources.en.words_field=words: a source of kind text does not read it. Remove it." in said
-    assert "sources.de.words_field: missing, and other sources have one. Name it too, or prepare this source as" in said
-    assert "decontaminate.rte.words_field: an evaluation set is only compared. Remove it." in said
-    assert "filters.lines.filter=C4QualityFilter: removes lines of a text, whose words would remain. Remove it" in said

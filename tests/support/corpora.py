@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+# of the fixtures of tests/data_prep/conftest.py
+Command = Callable[..., int]
+Refusal = Callable[..., str]
+Files = Callable[[Path], dict[str, bytes]]
 
 
 def write_corpus(folder: Path, texts: list[str]) -> Path:
@@ -22,6 +34,24 @@ def tokens_of(folder: Path) -> list[list[int]]:
 
     dataset = StreamingDataset(local=str(folder), shuffle=False, batch_size=1, validate_hash="xxh64")
     return [dataset[i]["tokens"].tolist() for i in range(dataset.num_samples)]
+
+
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Write JSONL, Parquet or CSV, by the file's ending. In CSV lists are joined by blanks."""
+    if file.suffix == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    elif file.suffix == ".parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    else:
+        with file.open("w", newline="", encoding="utf-8") as table:
+            writer = csv.DictWriter(table, [*rows[0]])
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({key: " ".join(cell) if type(cell) is list else cell for key, cell in row.items()})
+
+
+def report_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "prepare_report.json").read_text(encoding="utf-8"))
 
 
 _LINE = "the model reads a line of text and learns which words stand near others in it while time goes by"

@@ -19,6 +19,7 @@ from modernbert_train.vocabulary import Vocabulary
 import_stubs.install()
 
 from streaming import MDSWriter  # noqa: E402
+from streaming.base.compression import decompress  # noqa: E402
 from streaming.base.util import merge_index  # noqa: E402
 
 Documents = Sequence[NDArray[np.int64]]
@@ -50,6 +51,19 @@ def ettin(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
         write_mds(part, {"input_ids": "ndarray:uint32", "id": "str"}, samples, compression="zstd")
     merge_index([str(path) for path in sorted(folder.glob("books/*/index.json"))], str(folder / "books"))
     merge_index([str(folder / "books/index.json")], str(folder))
+
+
+def unpack(archive: Path) -> None:
+    """Write the plain shard beside an archive."""
+    archive.with_suffix("").write_bytes(decompress("zstd", archive.read_bytes()))
+
+
+def unpacked_ettin(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
+    """Write plain shards, as NoStreamingDataset requires; its script leaves an index that names archives."""
+    ettin(folder, documents, vocabulary)
+    for archive in list(folder.rglob("*.zstd")):
+        unpack(archive)
+        archive.unlink()
 
 
 def mmbert(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
@@ -88,10 +102,17 @@ def raw_bytes(folder: Path, documents: Documents, vocabulary: Vocabulary) -> Non
     write_mds(folder, {"tokens": "bytes"}, samples)
 
 
+def matrices(folder: Path, documents: Documents, vocabulary: Vocabulary) -> None:
+    """Write each document as a row of a matrix, as return_tensors="np" gives it."""
+    write_mds(folder, {"input_ids": "ndarray"}, [{"input_ids": each[None]} for each in documents])
+
+
 LAYOUTS: dict[str, Callable[[Path, Documents, Vocabulary], None]] = {
     "ettin": ettin,
+    "ettin, unpacked": unpacked_ettin,
     "mmbert": mmbert,
     "answerdotai": answerdotai,
     "llm-foundry": llm_foundry,
     "raw bytes": raw_bytes,
+    "matrices": matrices,
 }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from modernbert_train.data.dataset_card import DatasetCard
+from modernbert_train.data.dataset_card import DatasetCard, file_sha256, write_card
 from modernbert_train.vocabulary import read_vocabulary
 
 VOCAB_SIZE = 512
@@ -65,3 +66,22 @@ def make_shards(
     for document in documents:
         writer.write(document.tolist())
     return writer.finish()
+
+
+def write_plain_card(folder: Path, documents: int, tokens: int, **more: Any) -> DatasetCard:
+    """Write the card of a folder that holds an index.json and a lengths.npy."""
+    card = DatasetCard(
+        column="tokens",
+        dtype="uint16",
+        documents=documents,
+        tokens=tokens,
+        vocab_size=384,
+        tokenizer_sha256="0" * 64,
+        index_sha256=file_sha256(folder / "index.json"),
+        lengths_sha256=file_sha256(folder / "lengths.npy"),
+        special_tokens="loader",
+        created_by="test",
+        **more,
+    )
+    write_card(folder, card)
+    return card

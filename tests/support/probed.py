@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -18,7 +19,12 @@ sys.exit(code)
 
 
 def call_probed(*words: str) -> subprocess.CompletedProcess[str]:
-    """The same in one process that says at the end which heavy libraries it has loaded."""
+    """The same in one process that ends at a warning, and says at its end which heavy libraries it has loaded."""
     return subprocess.run(
-        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *words], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *words],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )

@@ -72,9 +72,10 @@ class Store:
         return Session().client("s3", endpoint_url=self.url, **keys)
 
     def upload(self, folder: Path, name: str) -> str:
-        """Store the files of a folder; returns its URL."""
-        for path in folder.iterdir():
-            self.put(f"{name}/{path.name}", path.read_bytes())
+        """Store the files of a folder and its subfolders; returns its URL."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.put(f"{name}/{path.relative_to(folder)}", path.read_bytes())
         return f"s3://{BUCKET}/{name}"
 
     def put(self, key: str, content: bytes) -> None:

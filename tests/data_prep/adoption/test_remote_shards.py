@@ -13,33 +13,24 @@ import pytest
 from data_prep.adopt import adopt
 from modernbert_train.config.schema import DataConfig
 from modernbert_train.data.dataset_card import read_card
-from modernbert_train.data.facts import read_folder
-from modernbert_train.data.open_shards import open_shards
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import read_vocabulary
-from tests.support import layouts
+from tests.support import layouts, opened_shards
 from tests.support.make_shards import make_documents
-from tests.support.s3 import BUCKET, Store
+from tests.support.s3 import Store
 from tests.support.store import forget, server, store
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.runs, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 __all__ = ["server", "store"]  # fixtures
 
 
-def upload(store: Store, folder: Path, name: str) -> str:
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            store.put(f"{name}/{path.relative_to(folder)}", path.read_bytes())
-    return f"s3://{BUCKET}/{name}"
-
-
 def read_all(path: str, tokenizer: Path, cache: Path) -> list[list[int]]:
     forget()
     data = DataConfig(train=path, tokenizer=str(tokenizer), cache_folder=str(cache), download_timeout_seconds=30.0)
-    shards = open_shards(read_folder("data.train", path, data), data, read_vocabulary(tokenizer))
+    shards = opened_shards.opened(data)
     assert shards.remote is not None
     shards.fetch_ahead(len(shards.shard_documents) - 1)
-    return [shards.read(number).tolist() for number in range(len(shards.lengths))]
+    return opened_shards.read_all(shards)
 
 
 def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, tmp_path: Path) -> None:
@@ -47,7 +38,7 @@ def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, t
     tokenizer = tiny_data / "tokenizer"
     documents = make_documents(tokenizer, [40] * 20, seed=12)
     layouts.ettin(tmp_path / "theirs", documents, read_vocabulary(tokenizer))
-    url = upload(store, tmp_path / "theirs", f"{tmp_path.name}/theirs")
+    url = store.upload(tmp_path / "theirs", f"{tmp_path.name}/theirs")
     with pytest.raises(ConfigError, match="the card cannot be written there. Give a local folder with --out"):
         adopt(url, str(tokenizer))
     adopt(url, str(tokenizer), out=str(tmp_path / "out"))
@@ -64,10 +55,10 @@ def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, t
     assert len(list((tmp_path / "cache").glob("*/shards/*"))) == len(shards) > 2
 
     adopt(str(tmp_path / "theirs"), str(tokenizer))
-    whole = upload(store, tmp_path / "theirs", f"{tmp_path.name}/whole")
+    whole = store.upload(tmp_path / "theirs", f"{tmp_path.name}/whole")
     assert read_all(whole, tokenizer, tmp_path / "cache") == expected
 
-    pointing = upload(store, tmp_path / "out", f"{tmp_path.name}/pointing")
+    pointing = store.upload(tmp_path / "out", f"{tmp_path.name}/pointing")
     assert read_card(tmp_path / "out").shards == url
     with pytest.raises(DataError, match="its card points at shards elsewhere"):
         read_all(pointing, tokenizer, tmp_path / "cache")
@@ -76,15 +67,10 @@ def test_shards_in_a_store_are_adopted_and_read(store: Store, tiny_data: Path, t
 @pytest.mark.slow
 def test_archives_that_were_unpacked_before_the_upload(store: Store, tiny_data: Path, tmp_path: Path) -> None:
     """Their index names archives; the files extracted from them were uploaded."""
-    from streaming.base.compression import decompress
-
     tokenizer = tiny_data / "tokenizer"
     documents = make_documents(tokenizer, [40] * 20, seed=12)
-    layouts.ettin(tmp_path / "theirs", documents, read_vocabulary(tokenizer))
-    for path in list((tmp_path / "theirs").rglob("*.zstd")):
-        path.with_suffix("").write_bytes(decompress("zstd", path.read_bytes()))
-        path.unlink()
-    url = upload(store, tmp_path / "theirs", f"{tmp_path.name}/theirs")
+    layouts.unpacked_ettin(tmp_path / "theirs", documents, read_vocabulary(tokenizer))
+    url = store.upload(tmp_path / "theirs", f"{tmp_path.name}/theirs")
     assert "which are missing; the plain files are read" in adopt(url, str(tokenizer), out=str(tmp_path / "out"))
     found = read_all(str(tmp_path / "out"), tokenizer, tmp_path / "cache")
     assert found == [document.tolist() for document in documents]
@@ -93,7 +79,7 @@ def test_archives_that_were_unpacked_before_the_upload(store: Store, tiny_data: 
 def test_what_a_store_does_not_have(store: Store, tiny_data: Path, tmp_path: Path) -> None:
     tokenizer = tiny_data / "tokenizer"
     layouts.mmbert(tmp_path / "theirs", make_documents(tokenizer, [40] * 60, seed=12), read_vocabulary(tokenizer))
-    url = upload(store, tmp_path / "theirs", f"{tmp_path.name}/theirs")
+    url = store.upload(tmp_path / "theirs", f"{tmp_path.name}/theirs")
     with pytest.raises(DataError, match="A folder in a store needs its own index.json"):
         adopt(url, str(tokenizer), out=str(tmp_path / "out"))
     part = "lang0/shard_00000"

@@ -103,11 +103,8 @@ def test_contaminated_documents_are_left_out_counted_and_listed(
     rows[9]["text"] = QUESTION.lower().replace("?", "") + " " + rows[9]["text"]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "rivers.jsonl").write_text(json.dumps({"question": QUESTION, "empty": "?"}) + "\n")
-    words = [
-        f"sources.mine={{kind: jsonl, path: {tmp_path}/a.jsonl}}",
-        "tokenizer.vocab_size=384",
-        "validation_share=0.2",
-    ]
+    words = [f"sources.mine={{kind: jsonl, path: {tmp_path}/a.jsonl}}", "tokenizer.vocab_size=384"]
+    words += ["validation_share=0.2"]
     asked = f"decontaminate.rivers={{kind: jsonl, path: {tmp_path}/rivers.jsonl, text_field: question}}"
     assert main([f"out={tmp_path}/out", *words, asked]) == 0
     printed = capsys.readouterr().out
@@ -121,12 +118,10 @@ def test_contaminated_documents_are_left_out_counted_and_listed(
     (tmp_path / "rivers.jsonl").write_text(json.dumps({"question": f"{QUESTION} {QUESTION}", "empty": "?"}) + "\n")
     assert main([f"out={tmp_path}/out", *words, asked]) == 78, "another set is another dataset"
     capsys.readouterr()
-    for change, code, message in (
-        ("decontaminate.rivers.text_field=empty", 65, "none of its 1 texts has a word"),
-        (f"decontaminate.rivers.path={tmp_path}/gone", 65, "decontaminate.rivers.path="),
-        ("overlap_words=0", 78, "overlap_words=0: must be at least 1"),
-        ("decontaminate.rivers.text_field=gone", 65, "decontaminate.rivers: "),
-        ("decontaminate.rivers.split=test", 78, "decontaminate.rivers.split=test: a source of kind jsonl does not"),
+    for change, message in (
+        ("decontaminate.rivers.text_field=empty", "none of its 1 texts has a word"),
+        (f"decontaminate.rivers.path={tmp_path}/gone", "decontaminate.rivers.path="),
+        ("decontaminate.rivers.text_field=gone", "decontaminate.rivers: "),
     ):
-        assert main([f"out={tmp_path}/new", *words, asked, change]) == code
+        assert main([f"out={tmp_path}/new", *words, asked, change]) == 65
         assert message in capsys.readouterr().err and not (tmp_path / "new").exists()

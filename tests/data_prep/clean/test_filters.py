@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,12 @@ from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import FilterConfig, NearDuplicatesConfig
 from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.errors import ConfigError
+from tests.support.corpora import Command, report_of, tokens_of
 
-Command = Callable[..., int]
 PROSE = "The cat sat with the dog, and that was to be all of it. They have been there for a long time."
 
 
-def report_of(out: Path) -> dict[str, Any]:
-    return json.loads((out / "prepare_report.json").read_text())
-
-
 def written(out: Path) -> list[str]:
-    from tests.support.corpora import tokens_of
-
     tokenizer = Tokenizer.from_file(str(out / "tokenizer/tokenizer.json"))
     return [tokenizer.decode(ids) for split in ("train", "validation") for ids in tokens_of(out / split)]
 
@@ -43,13 +36,9 @@ def test_filters_drop_and_alter_and_all_is_counted(command: Command, corpus: Pat
     (corpus / "bad.txt").write_text("a badword in an otherwise quite ordinary text of some length\n")
     (corpus / "prose.txt").write_text("\n".join([f"{PROSE} Number {i}." for i in range(6)] + ["no end of a sentence"]))
     (corpus / "marked.txt").write_bytes(b"\xef\xbb\xbfwith a byte order mark and more than three words of text.")
-    words = [
-        "filters.words.filter=RegexFilter",
-        "filters.words.arguments={regex_exp: badword}",
-        "filters.lines.filter=C4QualityFilter",
-        "filters.lines.arguments={min_num_sentences: 1}",
-    ]
-    assert command(*words) == 0
+    words = "filters.words={filter: RegexFilter, arguments: {regex_exp: badword}}"
+    lines = "filters.lines={filter: C4QualityFilter, arguments: {min_num_sentences: 1}}"
+    assert command(words, lines) == 0
     report = report_of(tmp_path / "out")
     assert report["dropped"] == {"words": 1}
     assert report["altered"]["byte_order_mark"] == 1 and report["altered"]["lines"] >= 1
@@ -94,28 +83,6 @@ def test_wrong_arguments_are_refused_before_reading(filter: dict[str, Any], mess
     """A misspelt threshold would silently filter by the default."""
     with pytest.raises(ConfigError, match=message):
         make_screen({"f": FilterConfig(**filter)})
-
-
-def test_rules_of_filters_and_executors(command: Command, capsys: Any) -> None:
-    """All together, before anything is imported."""
-    words = ["filters.a.filter=LanguageFilter", "filters.b.filter=RegexFilter", "filters.b.model=x"]
-    words += ["near_duplicates.buckets=0", "tokenizer.spare_entries=400", "tokenizer.extend=true", "task_bytes=3"]
-    words += ["executor.name=slurm", "executor.workers=0", "executor.options={partition: p, tasks: 3}"]
-    assert command(*words) == 78
-    error = capsys.readouterr().err
-    for expected in (
-        "filters.a.model: missing. LanguageFilter needs a fastText model",
-        "filters.b.model=x: RegexFilter does not read it",
-        "near_duplicates.buckets=0",
-        "near_duplicates: not read with duplicates=exact",
-        "tokenizer.spare_entries=400",
-        "tokenizer.extend=true: there is no tokenizer.path",
-        "task_bytes=3",
-        "executor.options.time: missing",
-        "executor.options.tasks: chosen by",
-        "executor.workers=0",
-    ):
-        assert expected in error
 
 
 def test_language_filter_with_a_model_of_its_own(command: Command, corpus: Path, tmp_path: Path, capsys: Any) -> None:

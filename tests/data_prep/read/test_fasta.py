@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from data_prep.read.documents import Document, read_span
 from data_prep.tokenizer import main as tokenizer_main
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.read.rows import LeftOut, Span
-from tests.support.corpora import tokens_of
+from tests.support.corpora import report_of, tokens_of
 
 PROTEINS = ["MKVLAAGIVGLLLAQWERTY", "MSTNPKPQRKTKRNTNRRPQ", "MGSSHHHHHHSSGLVPRGSH", "MAHHHHHHVGTGSNDDDDKS"]
 
@@ -54,7 +53,7 @@ def test_records_of_all_files_become_documents_of_letters(letters: Path, tmp_pat
     tokenizer = Tokenizer.from_file(str(out / "tokenizer" / "tokenizer.json"))
     texts = [tokenizer.decode(ids) for ids in tokens_of(out / "train")]
     assert texts == [*PROTEINS[:3], "MKL", PROTEINS[3]], "lower case is read as upper case"
-    report = json.loads((out / "prepare_report.json").read_text())
+    report = report_of(out)
     assert report["dropped"] == {"no_sequence": 1}
     assert report["first_dropped"]["no_sequence"] == [f"{folder}/a.fasta: >empty: a record without letters"]
     assert report["altered"] == {"unknown_tokens": 1}

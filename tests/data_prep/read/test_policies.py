@@ -7,7 +7,6 @@ import itertools
 import json
 import warnings
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +15,9 @@ import pytest
 from data_prep.read.documents import read_source
 from modernbert_train.__main__ import main
 from modernbert_train.config.tools.prepare import SourceConfig
+from tests.support.corpora import Command
 from tests.support.tiny_run import TinyRun
 
-Command = Callable[..., int]
 GOOD = '{{"text": "some words of text {0}", "label": {1}}}'
 
 

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
-import data_prep
 from data_prep.prepare import main
 from data_prep.tasks.workers import Workers
 from data_prep.write.workspace import is_at_work
 from modernbert_train.errors import DataError, RunError
 from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares
 from tests.support import forked
-from tests.support.corpora import write_corpus
+from tests.support.corpora import Files, report_of, write_corpus
 from tests.support.killed_tasks import run_and_kill, start
 from tests.support.paths import ROOT
+from tests.support.s3 import wait_for
 
-Files = Callable[[Path], dict[str, bytes]]
+pytestmark = pytest.mark.runs
 Words = Callable[..., list[str]]
 
 
@@ -65,7 +65,6 @@ def one(words: Words, home: Path) -> Path:
     return home / "one"
 
 
-@pytest.mark.runs
 def test_killed_anywhere_and_started_again_gives_the_same_bytes(
     words: Words, one: Path, home: Path, files_of: Files
 ) -> None:
@@ -92,8 +91,7 @@ def test_killed_anywhere_and_started_again_gives_the_same_bytes(
 @pytest.mark.slow
 def test_two_processes_killed_with_all_their_children(words: Words, one: Path, home: Path, files_of: Files) -> None:
     """The scheduler kills the command, and its processes must not write on into the next one's files."""
-    root = str(Path(data_prep.__file__).parent.parent)
-    line = [sys.executable, f"{root}/data_prep/prepare.py", *words("two")]
+    line = [sys.executable, f"{ROOT}/data_prep/prepare.py", *words("two")]
     process = forked.Popen([*line, "executor.workers=2"], stdout=subprocess.DEVNULL)
     completions = home / "two.work/stages/tokenise/completions"
     while len(list(completions.glob("*"))) < 2:
@@ -103,16 +101,12 @@ def test_two_processes_killed_with_all_their_children(words: Words, one: Path, h
     assert len(children) >= 2
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{child}").exists() for child in children):
-        assert time.monotonic() < deadline, "a worker outlives its parent"
-        time.sleep(0.05)
+    assert wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children)), "one outlives its parent"
     assert forked.run(line, stdout=subprocess.DEVNULL).returncode == 0
     assert files_of(home / "two") == files_of(one)
     assert len(list((home / "two/train").glob("shard.*"))) > 10  # there were many tasks
 
 
-@pytest.mark.runs
 def test_machines_that_disagree_on_their_number_are_reported(
     words: Words, one: Path, home: Path, files_of: Files, capfd: Any
 ) -> None:
@@ -120,8 +114,7 @@ def test_machines_that_disagree_on_their_number_are_reported(
     machines with a shared folder write what one writes."""
     child = start([*words("parted"), "--part", "1/2"])
     lock = home / "parted.work" / ".lock-1-of-2"
-    while not lock.exists() or not is_at_work(home / "parted.work", (1, 2)):
-        time.sleep(0.01)
+    assert wait_for(lambda: lock.exists() and is_at_work(home / "parted.work", (1, 2)), 120)
     assert main([*words("parted"), "--part", "2/3"]) == 78
     said = "--part 2/3: another machine works on"
     assert f"{said} {home}/parted.work as part 1/2. Give every machine the same number" in capfd.readouterr().err
@@ -150,12 +143,11 @@ def test_a_thousand_tasks_need_no_thousand_open_files(tmp_path: Path, texts: lis
     command = ["bash", "-c", 'ulimit -n 128 && exec "$@"', "bash", sys.executable, "-m", "data_prep.prepare", *line]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    report = json.loads((tmp_path / "out/prepare_report.json").read_text())
+    report = report_of(tmp_path / "out")
     assert report["tasks"] >= 1_100 and report["dropped"]["duplicate"] == 9 and report["dropped"]["near_duplicate"] >= 9
     assert " documents/s, " in done.stderr
 
 
-@pytest.mark.runs
 def test_a_machine_that_fails_ends_the_others(words: Words, capfd: Any) -> None:
     """Seven machines that wait for ever for the eighth cost more than the eighth's failure."""
     child = start([*words("out", "tokenizer.vocab_size=65536"), "--part", "1/2"])
@@ -166,30 +158,26 @@ def test_a_machine_that_fails_ends_the_others(words: Words, capfd: Any) -> None:
     assert "error: another machine failed: part 2 of 2: tokenizer.vocab_size=65536" in said
 
 
-@pytest.mark.runs
 def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, home: Path, capsys: Any) -> None:
     """Half the tasks with one filter and half with another would make a dataset that no spec describes."""
     child = start(words("changed"))
-    while not (home / "changed.work/tasks.json").exists():
-        time.sleep(0.005)
+    assert wait_for((home / "changed.work/tasks.json").exists, 120)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert main(words("changed", "min_characters=2")) == 78
     assert "spec.min_characters: 1 -> 2" in capsys.readouterr().err
     assert main([*words("changed", "min_characters=2"), "--overwrite"]) == 0
-    assert json.loads((home / "changed/prepare_report.json").read_text())["dropped"]["too_short"] == 1
+    assert report_of(home / "changed")["dropped"]["too_short"] == 1
 
 
-@pytest.mark.runs
 def test_number_of_tasks_changes_no_document(words: Words, one: Path, home: Path) -> None:
     """The division of the corpus affects speed only; the kept documents must not depend on it."""
     assert main(words("uncut", "task_bytes=1000000000")) == 0
-    uncut, cut = (json.loads((out / "prepare_report.json").read_text()) for out in (home / "uncut", one))
+    uncut, cut = map(report_of, (home / "uncut", one))
     assert uncut["tasks"] == 1 and cut["tasks"] > 10
     assert uncut["sources"] == cut["sources"]
 
 
-@pytest.mark.runs
 def test_a_worker_that_dies_ends_the_run_by_name() -> None:
     """The kernel kills a process that takes too much memory; a pool would wait for it for ever."""
     with Workers(2) as workers, pytest.raises(RunError, match=r"a process was killed by SIGKILL.*resumes"):
@@ -198,7 +186,6 @@ def test_a_worker_that_dies_ends_the_run_by_name() -> None:
         workers.run(BadData(), [3, 3], "tasks", 2)
 
 
-@pytest.mark.runs
 def test_workers_do_every_task_once(tmp_path: Path) -> None:
     """They also serve several stages."""
     with Workers(2) as workers:
@@ -228,9 +215,8 @@ def test_slurm_runs_the_stages_as_job_arrays(words: Words, home: Path, tmp_path:
     for name, text in (("sbatch", SBATCH), ("srun", srun), ("scontrol", "#!/bin/sh\necho here\n")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    root = str(Path(data_prep.__file__).parent.parent)
     slurm = ["executor.name=slurm", "executor.options={time: '1:00:00', partition: p}"]
-    line = [sys.executable, f"{root}/data_prep/prepare.py", *words("slurm", "task_bytes=50000", *slurm)]
+    line = [sys.executable, f"{ROOT}/data_prep/prepare.py", *words("slurm", "task_bytes=50000", *slurm)]
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     first = subprocess.run(line, env=os.environ | {"PATH": path}, capture_output=True, text=True)
     assert "submitted to Slurm" in first.stdout, first.stderr
