@@ -90,28 +90,6 @@ def test_locks_are_of_open_files_and_may_be_shared(tmp_path: Path) -> None:
         assert lock_now(second, shared=True)
 
 
-@pytest.mark.runs
-def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, time\nfrom modernbert_train.core.files import lock_now\n"
-            "f = open(sys.argv[1], 'w'); print(lock_now(f), flush=True); time.sleep(600)",
-            str(tmp_path / "lock"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "True\n"
-    with (tmp_path / "lock").open("w") as file:
-        assert not lock_now(file)
-        holder.kill()
-        holder.communicate()
-        assert lock_now(file)
-
-
 def test_a_line_is_not_added_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("stays")
     (tmp_path / "record").symlink_to(tmp_path / "victim")

@@ -17,6 +17,7 @@ from modernbert_train.distributed.gpus import (
     why_torch_sees_none,
 )
 from modernbert_train.errors import ConfigError
+from tests.support.waiting import stand_in
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +41,7 @@ def test_what_the_driver_shows_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(gpus.glob, "glob", lambda pattern: {"/dev/nvidia[0-9]*": ["/dev/nvidia0"]}[pattern])
     assert count_gpus() == 1
     monkeypatch.setattr(gpus.glob, "glob", lambda pattern: [])
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA RTX 4090 (UUID: x)'\necho 'GPU 1: NVIDIA RTX 4090 (UUID: y)'\n")
-    smi.chmod(0o755)
+    stand_in(tmp_path, "nvidia-smi", "echo 'GPU 0: NVIDIA RTX 4090 (UUID: x)\nGPU 1: NVIDIA RTX 4090 (UUID: y)'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert count_gpus() == 2
 
@@ -123,9 +122,7 @@ def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch:
 @pytest.mark.runs
 def test_gpus_are_listed_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By nvidia-smi, and only if this process may see GPUs; one without separate memory is skipped."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\necho 'MIG, [N/A]'\n")
-    program.chmod(0o755)
+    stand_in(tmp_path, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 81559\nMIG, [N/A]'")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert gpus.shown_gpus() == [("NVIDIA H100 80GB HBM3", 81_559 << 20)]

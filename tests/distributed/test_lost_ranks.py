@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import forked
-from tests.support.jobs import LONG, RUN, Job, losses
+from tests.support.jobs import losses
 from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
 from tests.support.unwatched_ranks import ranks_environment, run_ranks
@@ -146,17 +146,3 @@ def test_ranks_killed_at_random_moments_are_named_by_the_other(tiny_run: TinyRun
         assert re.match(named if victim or steps else f"{named}|{absent}", last), case
         if steps is not None:
             assert code == 70 and f"rank {victim} on {HERE}: is gone: its process ended" in last, case
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(250)
-def test_ctrl_c_is_reported_once_and_by_its_name(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Each rank would say it in its own words, and of the signal that the launcher passes on."""
-    job = Job([*RUN, *tiny_run(*LONG), "--ranks", "2"], tmp_path / "runs/tiny", tmp_path / "log")
-    job.wait_for_steps(2)
-    job.process.send_signal(signal.SIGINT)  # as a terminal does: the ranks have separate sessions
-    code, output = job.end()
-    assert code == 75, output
-    assert "SIGTERM" not in output
-    assert output.count("SIGINT") == 1 and output.count("checkpoint written") == 1

@@ -46,7 +46,7 @@ from tests.distributed.fake_ranks import PER_NODE, Call, Calls, Spoken, as_rank
 from tests.support.faulty import Fault, at_fault
 from tests.support.tiny_run import TINY_YAML
 
-pytestmark = [pytest.mark.runs, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.runs
 
 MICROBATCHES, STEPS = 2, 3
 LAST = STEPS  # the step that is looked at: DDP has arranged its buckets by then

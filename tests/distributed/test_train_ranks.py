@@ -13,7 +13,6 @@ from tests.support.tiny_run import TinyRun
 
 
 @pytest.mark.runs
-@pytest.mark.timeout(290)
 def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Losses, gradient norms, updates, validation and final weights within float error; the batches exactly. Then one
     rank continues the run that two sharded ranks began, and ends as if it had always been one."""

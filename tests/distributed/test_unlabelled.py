@@ -40,7 +40,6 @@ def guard(folder: Path) -> GuardState:
 
 
 @pytest.mark.runs
-@pytest.mark.timeout(290)
 def test_a_batch_without_a_label_is_a_step_of_loss_zero_on_any_number_of_ranks(
     tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

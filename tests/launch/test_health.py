@@ -17,6 +17,7 @@ from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.distributed.launched import BLAMED
 from modernbert_train.errors import HangError
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import stand_in
 
 HERE = socket.gethostname()
 UPTIME = float(Path("/proc/uptime").read_text().split()[0])
@@ -102,9 +103,8 @@ def test_a_run_of_one_rank_does_not_start_on_a_sick_gpu_and_its_machine_is_noted
 ) -> None:
     """With stand-ins for the tools: one GPU, which fell off the bus a minute ago."""
     line = f"echo '[{UPTIME - 60:12.6f}] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.'"
-    for name, says in (("nvidia-smi", "echo '0, GPU-bb, 00000000:5E:00.0, 4, 81559'"), ("dmesg", line)):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
-        (tmp_path / name).chmod(0o755)
+    stand_in(tmp_path, "nvidia-smi", "echo '0, GPU-bb, 00000000:5E:00.0, 4, 81559'")
+    stand_in(tmp_path, "dmesg", line)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv(BLAMED, str(tmp_path / "blamed"))

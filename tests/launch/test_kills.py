@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.distributed import scratch
-from tests.launch.moments import LAUNCH, VERB, begin, catches
+from tests.launch.moments import LAUNCH, VERB, begin
 from tests.support.jobs import children, environment
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import catches, until
 
 MARK = "TESTED_BY"
 CACHE = f"torchinductor_{os.getuid()}"  # torch's compilation cache is meant to stay
@@ -49,11 +50,7 @@ def processes_of(home: Path) -> list[int]:
 
 def wait_until_gone(home: Path, seconds: float = 60) -> float:
     """Wait until all processes of a test have ended; return the seconds."""
-    began = time.monotonic()
-    while left := processes_of(home):
-        assert time.monotonic() - began < seconds, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
-        time.sleep(0.02)
-    return time.monotonic() - began
+    return until(lambda: not processes_of(home), seconds)
 
 
 def workers_of(ranks: list[int]) -> list[int]:
@@ -142,7 +139,4 @@ def test_nothing_remains_of_many_kills(tiny_run: TinyRun, tmp_path: Path, home: 
     done = subprocess.run([*VERB, "check", *words], env=environment(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert left_in(home) == set()
-    deadline = time.monotonic() + 20  # other tests may be using it
-    while left := {path.name for path in Path("/dev/shm").iterdir()} - shared:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    until(lambda: {path.name for path in Path("/dev/shm").iterdir()} <= shared)  # other tests may be using it

@@ -284,7 +284,6 @@ def _environment() -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
 def test_from_a_folder_of_text_to_a_model_through_a_stop_and_a_kill(tmp_path: Path) -> None:
     """The command as typed, ended by SIGTERM during training, typed again, ended by SIGKILL, and typed again."""
     for number, text in enumerate(make_texts(300)):

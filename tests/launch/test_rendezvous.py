@@ -23,6 +23,7 @@ from modernbert_train.errors import ConfigError
 from tests.support import forked
 from tests.support.jobs import RUN, SHORT, environment
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import free_port
 
 pytestmark = pytest.mark.runs
 
@@ -47,12 +48,6 @@ def listener(answer: bytes = b"") -> Iterator[int]:
 
         threading.Thread(target=serve, daemon=True).start()
         yield server.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HERE, 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_store_is_distinguished_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +163,6 @@ def pair(words: list[str], port: int, folder: Path) -> list[forked.Popen]:
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.timeout(290)
 def test_two_machines_end_without_a_word_when_all_is_well(tiny_run: TinyRun, tmp_path: Path) -> None:
     machines = pair(tiny_run(*SHORT), free_port(), tmp_path)
     for machine in machines:
@@ -179,7 +173,6 @@ def test_two_machines_end_without_a_word_when_all_is_well(tiny_run: TinyRun, tmp
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.timeout(290)
 def test_a_taken_port_ends_both_machines(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Whatever program uses it, for however long."""
     with listener() as port:

@@ -24,7 +24,6 @@ def show(job: str, environment: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.timeout(280)
 def test_a_signalled_job_saves_is_requeued_and_finishes(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Slurm signals every process of a job: launcher, ranks and data workers. If that counted as two requests, or
     killed a worker, the run would end without a checkpoint, or with a code that prevents a restart."""

@@ -77,7 +77,6 @@ def test_no_import_takes_the_signals_away(tmp_path: Path) -> None:
 
 @pytest.mark.weekly
 @pytest.mark.runs
-@pytest.mark.timeout(250)
 @pytest.mark.parametrize("place", ["", pytest.param("runs/tiny", marks=pytest.mark.slow)])
 def test_training_can_be_stopped_while_it_starts(tiny_run: TinyRun, tmp_path: Path, place: str) -> None:
     """At once, and with Composer imported but no step computed, where the code used to be 143."""

@@ -244,7 +244,6 @@ def test_workers_share_gpus_and_cores(tiny_run: TinyRun, tmp_path: Path) -> None
 
 
 @pytest.mark.weekly
-@pytest.mark.timeout(250)
 @pytest.mark.slow
 def test_two_real_trials_by_the_command(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Through launch/run.py, two workers at a time; each trial's YAML then runs by itself."""

@@ -54,29 +54,20 @@ def harm_of(found: dict[str, Any]) -> list[str]:
     return harm
 
 
-def require_harmless(all_found: list[dict[str, Any]]) -> None:
-    harmful = {f"{found['name']}, by {found['verb']}": harm for found in all_found if (harm := harm_of(found))}
-    assert not harmful, "\n".join(f"{name}: {'; '.join(harm)}" for name, harm in harmful.items())
-
-
-def test_there_are_enough() -> None:
-    assert len(HOSTILE) >= 60 and all(kind in VERBS for kind, _ in HOSTILE.values())
-
-
 @pytest.mark.runs
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("which", ["few", pytest.param("first", marks=pytest.mark.slow)])
-def test_each_file_by_one_verb(tmp_path: Path, which: str) -> None:
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param("few", marks=pytest.mark.timeout(600)),
+        pytest.param("first", marks=(pytest.mark.timeout(600), pytest.mark.slow)),
+        pytest.param("all", marks=(pytest.mark.timeout(3000), pytest.mark.weekly, pytest.mark.slow)),
+    ],
+)
+def test_hostile_files_do_no_harm(tmp_path: Path, which: str) -> None:
+    """One of each sort by one verb, each by one verb, and each by every verb that opens it."""
     found = opened(tmp_path, which)
     sorts = {(name.split(":")[0], kind) for name, (kind, _) in HOSTILE.items()}
-    assert len(found) == (len(sorts) if which == "few" else len(HOSTILE))
-    require_harmless(found)
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_each_file_by_every_verb(tmp_path: Path) -> None:
-    found = opened(tmp_path, "all")
-    assert len(found) == sum(len(VERBS[kind]) for kind, _ in HOSTILE.values())
-    require_harmless(found)
+    verbs = sum(len(VERBS[kind]) for kind, _ in HOSTILE.values())
+    assert len(found) == {"few": len(sorts), "first": len(HOSTILE), "all": verbs}[which]
+    harmful = {f"{each['name']}, by {each['verb']}": harm for each in found if (harm := harm_of(each))}
+    assert not harmful, "\n".join(f"{name}: {'; '.join(harm)}" for name, harm in harmful.items())

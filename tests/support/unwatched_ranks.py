@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
 from tests.support import forked
 from tests.support.paths import ROOT
+from tests.support.waiting import free_port
 
 
 def ranks_environment() -> list[dict[str, str]]:
     """Two ranks without a launcher, so only they can end each other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    common |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    common |= {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     return [os.environ | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
 
 
