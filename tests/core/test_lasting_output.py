@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from modernbert_train.core.lasting_output import lasting_output
 from tests.support import forked
+from tests.support.jobs import wait_for_steps
 from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
 
@@ -61,11 +61,7 @@ def test_ctrl_c_that_takes_the_tee_along_still_saves(tiny_run: TinyRun, tmp_path
     """`train 2>&1 | tee log` and Ctrl-C: both get the signal, tee is gone at once, and the run must not die of that."""
     process = start("train", *tiny_run("phases.short.tokens=400_000"), errors=subprocess.STDOUT, popen=forked.Popen)
     assert process.stdout is not None
-    metrics = tmp_path / "runs/tiny/metrics.jsonl"
-    deadline = time.monotonic() + 100
-    while not (metrics.exists() and '"kind": "step"' in metrics.read_text()) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_for_steps(tmp_path / "runs/tiny", 1, [process], 100)
     process.stdout.close()
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 75

@@ -6,15 +6,11 @@ test_start_ranks.py tests how sharded ranks get a grown start.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 
-from benchmarks.batches import lay_out, mean_loss, mlm_batch
-from modernbert_train.batch import Batch
 from modernbert_train.config.schema import ModernBertConfig, PhaseConfig, RunConfig, StableAdamWConfig
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
@@ -32,47 +28,27 @@ MODEL = ModernBertConfig(
 )
 
 
-def batch() -> Batch:
-    ids = torch.randint(0, 128, (32,), generator=torch.Generator().manual_seed(1))
-    positions = torch.tensor([1, 5, 14, 30])
-    return mlm_batch(lay_out(ids, [0, 20, 32], 32), positions)
-
-
-def start_sharded() -> dict[str, Any]:
-    """Return a rank's shards after its part of a model was allocated and the weights were drawn."""
+def start_sharded() -> dict[str, Tensor]:
+    """Return the whole weights after a rank's part of a model was allocated and the weights were drawn."""
     with torch.device("meta"):
         model = ModernBertForMaskedLM(MODEL)
     for layer in model.model.layers:
         fully_shard(layer)
     fully_shard(model).to_empty(device="cpu")
     initialize(model, MODEL, seed=9)
-    parameters = dict(model.named_parameters())
-    assert all(isinstance(parameter, DTensor) for parameter in parameters.values())
-    return {
-        "tied": model.decoder.weight is model.model.embeddings.tok_embeddings.weight,
-        "buffers": [name for name, _ in model.named_buffers()],
-        "held": sum(parameter.to_local().numel() for parameter in parameters.values()),
-        "weights": {name: parameter.full_tensor().detach() for name, parameter in parameters.items()},
-        "loss": mean_loss(model, batch()).detach(),
-    }
+    return {name: parameter.full_tensor().detach() for name, parameter in model.named_parameters()}  # type: ignore[attr-defined]
 
 
 @pytest.mark.runs
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_weights_do_not_depend_on_how_a_model_was_sharded(num_ranks: int) -> None:
-    """Bit-equal to one process's; and the forward pass, with its angles, is the same."""
+    """Bit-equal to one process's, for widths that ranks cannot share evenly."""
     whole = ModernBertForMaskedLM(MODEL)
     initialize(whole, MODEL, seed=9)
-    expected = dict(whole.named_parameters())
-    total = sum(parameter.numel() for parameter in expected.values())
+    expected = {name: parameter.detach() for name, parameter in whole.named_parameters()}
     for found in run_ranks(start_sharded, num_ranks):
-        assert found["weights"].keys() == expected.keys()
-        assert all(torch.equal(weight, expected[name]) for name, weight in found["weights"].items())
-        torch.testing.assert_close(found["loss"], mean_loss(whole, batch()).detach(), rtol=1e-6, atol=1e-6)
-        assert found["tied"]
-        assert found["buffers"] == []  # nothing that `to_empty` could have left undefined
-        assert found["held"] < 1.1 * total / num_ranks  # a share of an uneven axis is up to a row larger
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_a_run_builds_what_it_will_shard_without_memory() -> None:

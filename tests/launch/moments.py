@@ -21,11 +21,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Ended(NamedTuple):
-    """End of a process: its exit code, its standard error, and whether the signal came before the end."""
+    """End of a process: its exit code and its standard error."""
 
     code: int
     errors: str
-    signalled: bool
 
 
 def begin(command: Sequence[str], folder: Path, **more: str) -> subprocess.Popen[str]:
@@ -49,14 +48,12 @@ def stop_after(
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         os.kill(process.pid, number)
-    else:
-        return Ended(process.returncode, (folder / "errors").read_text(), False)
     try:
         code = process.wait(200)
     finally:
         process.kill()
         process.wait()
-    return Ended(code, (folder / "errors").read_text(), True)
+    return Ended(code, (folder / "errors").read_text())
 
 
 def lifetime(command: Sequence[str], folder: Path) -> float:

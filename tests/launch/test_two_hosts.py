@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.hosts import Host, hosts_with_a_hub, missing, three_hosts, two_hosts
+from tests.launch.hosts import Host, hosts_with_a_hub, hosts_with_a_switch, missing
 from tests.launch.hub import Hub
 from tests.support.jobs import LONG, RUN, SHORT, alive, children, environment, losses, wait_for_steps
 from tests.support.runs import launch
@@ -27,20 +27,18 @@ LOST = r".*error: (rank 1 on host-b: lost the machine|lost) 10\.77\.0\.1:\d+"
 
 
 @pytest.fixture
-def hosts() -> Iterator[tuple[Host, Host]]:
+def hosts() -> Iterator[list[Host]]:
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-    with two_hosts() as found:
+    with hosts_with_a_switch() as found:
         yield found
 
 
 class Pair:
     """A run with one rank on each of two or more hosts; the first host is the rendezvous."""
 
-    def __init__(
-        self, hosts: tuple[Host, ...], words: list[str], folder: Path, meets: str = "", **variables: str
-    ) -> None:
+    def __init__(self, hosts: list[Host], words: list[str], folder: Path, meets: str = "", **variables: str) -> None:
         self.logs = [folder / f"{host.name}.log" for host in hosts]
         endpoint = f"{meets or hosts[0].address}:29500"
         self.launchers = []
@@ -74,7 +72,7 @@ def test_a_name_that_is_a_loopback_address_at_home_is_no_place_to_meet(tiny_run:
     """Debian and Ubuntu write 127.0.1.1 for a machine's own name, which other machines cannot reach."""
     if reason := missing():
         pytest.skip(reason)
-    with two_hosts("192.168.77") as hosts:
+    with hosts_with_a_switch(network="192.168.77") as hosts:
         for host in hosts:
             host.write_etc_hosts({each.name: each.address if each != host else "127.0.1.1" for each in hosts})
         Pair(hosts, tiny_run(*SHORT), tmp_path, meets="host-a").succeed()
@@ -83,7 +81,7 @@ def test_a_name_that_is_a_loopback_address_at_home_is_no_place_to_meet(tiny_run:
 @pytest.mark.weekly
 @pytest.mark.slow
 def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_reported(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
+    hosts: list[Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     for host in hosts:
         host.write_etc_hosts({"host-a": "127.0.1.1"})
@@ -97,7 +95,7 @@ def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_reported(
 @pytest.mark.weekly
 @pytest.mark.slow
 def test_a_lost_host_is_named_and_the_run_resumes_as_if_never_stopped(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
+    hosts: list[Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     changes = ("phases.short.tokens=8000", "checkpoint.interval_steps=4", f"distributed.timeout_seconds={TIMEOUT}")
     launch(tiny_run("name=whole", *changes))
@@ -112,7 +110,7 @@ def test_a_lost_host_is_named_and_the_run_resumes_as_if_never_stopped(
     assert losses(folder) == losses(tmp_path / "runs/whole") and len(losses(folder)) > 15
 
 
-def training(hosts: tuple[Host, ...], tiny_run: TinyRun, folder: Path, *changes: str, **variables: str) -> Pair:
+def training(hosts: list[Host], tiny_run: TinyRun, folder: Path, *changes: str, **variables: str) -> Pair:
     """Return a long run in its fourth step or later, in which every rank knows the others."""
     words = tiny_run(*LONG, f"distributed.timeout_seconds={TIMEOUT}", *changes)
     pair = Pair(hosts, words, folder, **variables)
@@ -137,7 +135,7 @@ def training(hosts: tuple[Host, ...], tiny_run: TinyRun, folder: Path, *changes:
     ],
 )
 def test_what_happens_to_one_host_ends_both(
-    hosts: tuple[Host, Host],
+    hosts: list[Host],
     tiny_run: TinyRun,
     tmp_path: Path,
     harm: Callable[..., None],
@@ -159,7 +157,7 @@ def test_what_happens_to_one_host_ends_both(
 def test_one_of_three_hosts_that_is_cut_off_is_named_by_the_others(tiny_run: TinyRun, tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(reason)
-    with three_hosts() as hosts:
+    with hosts_with_a_switch(3) as hosts:
         pair = training(hosts, tiny_run, tmp_path, "phases.short.batch_rows=6", "phases.long.batch_rows=3")
         hosts[2].cut()
         ends = [pair.end(number, TIMEOUT + 15 + BUSY) for number in (0, 1, 2)]
@@ -170,7 +168,7 @@ def test_one_of_three_hosts_that_is_cut_off_is_named_by_the_others(tiny_run: Tin
 
 
 @pytest.fixture
-def hub() -> Iterator[tuple[Hub, tuple[Host, Host]]]:
+def hub() -> Iterator[tuple[Hub, list[Host]]]:
     reason = missing() or (None if os.access("/dev/net/tun", os.W_OK) else "no /dev/net/tun here")
     if reason is not None:
         pytest.skip(reason)
@@ -181,7 +179,7 @@ def hub() -> Iterator[tuple[Hub, tuple[Host, Host]]]:
 @pytest.mark.weekly
 @pytest.mark.slow
 def test_a_network_that_loses_a_third_of_all_packets_is_slow_and_no_more(
-    hub: tuple[Hub, tuple[Host, Host]], tiny_run: TinyRun, tmp_path: Path
+    hub: tuple[Hub, list[Host]], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     network, hosts = hub
     pair = Pair(hosts, tiny_run(*SHORT), tmp_path)
@@ -193,7 +191,7 @@ def test_a_network_that_loses_a_third_of_all_packets_is_slow_and_no_more(
 @pytest.mark.weekly
 @pytest.mark.slow
 def test_a_network_that_carries_no_collectives_blames_no_machine(
-    hub: tuple[Hub, tuple[Host, Host]], tiny_run: TinyRun, tmp_path: Path
+    hub: tuple[Hub, list[Host]], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     """Both ranks are alive and send heartbeats; a blamed machine would be excluded by the scheduler."""
     network, hosts = hub
@@ -224,7 +222,7 @@ def test_a_network_that_carries_no_collectives_blames_no_machine(
     ids=["it holds no store", "it holds the store"],
 )
 def test_a_launcher_that_is_frozen_after_a_finished_run_is_not_waited_for(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path, frozen: int, seconds: float, last: str, before: str
+    hosts: list[Host], tiny_run: TinyRun, tmp_path: Path, frozen: int, seconds: float, last: str, before: str
 ) -> None:
     """The second launcher is frozen before it notices the end, and the first one waits for it."""
     pair = Pair(hosts, tiny_run(*SHORT), tmp_path)
