@@ -14,12 +14,9 @@ from tests.support.tiny_run import TinyRun
 from tests.support.unwatched_ranks import run_ranks
 
 
-def test_equal_ranks_need_no_table() -> None:
-    assert disagreement(["a"] * 3, [{"torch": "2.13.0"}] * 3) == ""
-
-
 def test_the_table_has_a_column_for_each_group_and_only_what_differs() -> None:
     ours = {"code": "1f", "torch": "2.13.0", "optim.lr": "0.001"}
+    assert disagreement(["n1"] * 3, [ours] * 3) == ""
     other = ours | {"torch": "2.12.0"}
     older = {"code": "0e", "torch": "2.13.0"}
     table = disagreement(["n1", "n1", "n2", "n2", "n3"], [ours, ours, other, ours, older])
