@@ -23,6 +23,7 @@ from tests.support.runs import newest
 from tests.support.tiny_run import TinyRun
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.runs
 WEEKLY = (pytest.mark.weekly, pytest.mark.slow)
 HERE = socket.gethostname()
 FROZEN = f"error: rank 1 on {HERE}: hangs: no sign of life for 5 s\\."
@@ -39,7 +40,6 @@ def job(tiny_run: TinyRun, tmp_path: Path) -> Job:
     return job
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, pytest.param(signal.SIGINT, marks=WEEKLY)])
 def test_a_signal_to_the_launcher_or_to_one_rank_saves_all(job: Job, number: signal.Signals) -> None:
     """A scheduler's SIGTERM; SIGUSR1, which Slurm sends to every process of a job, data workers included; and Ctrl-C,
@@ -56,7 +56,6 @@ def test_a_signal_to_the_launcher_or_to_one_rank_saves_all(job: Job, number: sig
         assert output.count("SIGINT") == 1 and output.count("checkpoint written") == 1
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize(
     ("of_rank", "number", "code", "last", "before"),
     [
@@ -137,7 +136,6 @@ def test_another_launcher_works_too(tiny_run: TinyRun, tmp_path: Path, command: 
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
 
 
-@pytest.mark.runs
 def test_gpus_that_stay_idle_are_reported(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,7 +158,6 @@ def test_gpus_that_stay_idle_are_reported(
     assert main([*words, "--ranks", "8"]) == 78 and started == [4, 8]  # an explicit number is obeyed or refused
 
 
-@pytest.mark.runs
 def test_a_single_rank_is_checked_before_torch_is_loaded(tiny_run: TinyRun, tmp_path: Path) -> None:
     """By `train`, in the launcher's process; the run's folder is not created."""
     done = call_probed("launch", *tiny_run(f"data.train={tmp_path}/absent"))
@@ -168,7 +165,6 @@ def test_a_single_rank_is_checked_before_torch_is_loaded(tiny_run: TinyRun, tmp_
     assert f"data.train={tmp_path}/absent: no such folder" in done.stderr and not (tmp_path / "runs").exists()
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize(
     "words",
     [
@@ -193,7 +189,6 @@ def test_wrong_keys_are_reported_with_the_rules_of_all_ranks(
     assert "phases.long: a global batch of 6 rows cannot be divided evenly among 4 ranks" in said
 
 
-@pytest.mark.runs
 def test_mistakes_are_reported_before_any_process_starts(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,6 @@ rejected.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from modernbert_train.config.load import differences
 from modernbert_train.distributed import run_jobs
 from modernbert_train.errors import ConfigError, StorageError
 from tests.launch.fake_run import STEPS, loss
+from tests.support.jobs import environment
 from tests.support.sweeps import log, run_fake, spec
 from tests.support.tiny_run import TinyRun
 
@@ -252,9 +252,7 @@ def test_two_real_trials_by_the_command(tiny_run: TinyRun, tmp_path: Path, capsy
     spec(run, tmp_path, space="{phases.long.schedule: {choices: [{decay_tokens: 0}, {decay_tokens: 500}]}}")
     words = [str(tmp_path / "sweep.yaml"), overrides, "sampler=grid", "trials=null", "workers=2"]
     command = [sys.executable, "-m", "modernbert_train", "sweep", *words]
-    done = subprocess.run(
-        command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240
-    )
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trial 0: validation.loss" in done.stdout and "its YAML:" in done.stdout
     folder = tmp_path / "home/sweep"
