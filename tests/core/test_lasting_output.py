@@ -25,7 +25,6 @@ def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -
     """`check | head -1`: no traceback, and the exit code is the verb's own, as `set -o pipefail` needs it."""
     command = [sys.executable, "-m", "modernbert_train", verb, *tiny_run()]
     process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(60) == 0
@@ -52,7 +51,6 @@ def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
 def test_ctrl_c_that_takes_the_tee_along_still_saves(tiny_run: TinyRun, tmp_path: Path) -> None:
     """`train 2>&1 | tee log` and Ctrl-C: both get the signal, tee is gone at once, and the run must not die of that."""
     process = start(tiny_run("phases.short.tokens=400_000"))
-    assert process.stdout is not None
     wait_for_steps(tmp_path / "runs/tiny", 1, [process], 100)
     process.stdout.close()
     process.send_signal(signal.SIGINT)

@@ -84,7 +84,6 @@ def test_a_rank_that_waits_for_the_others_says_so_and_ends_at_the_first_signal(r
     command = [sys.executable, "-c", WAITS]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
         try:
-            assert waiting.stderr is not None
             if rank == "0":
                 line = waiting.stderr.readline()
                 assert f"WORLD_SIZE=2: waiting at 127.0.0.1:{port} for the other ranks" in line and "unset RANK" in line

@@ -18,7 +18,7 @@ import pytest
 
 from modernbert_train.distributed import scratch
 from tests.launch.moments import LAUNCH, VERB, begin
-from tests.support.jobs import children, environment
+from tests.support.jobs import children, environment, wait_for_steps
 from tests.support.tiny_run import TinyRun
 from tests.support.waiting import catches, until
 
@@ -108,12 +108,9 @@ def test_nothing_remains_of_many_kills(tiny_run: TinyRun, tmp_path: Path, home: 
     words = tiny_run("data.num_workers=2", "phases.short.tokens=400000", "checkpoint.interval_steps=5")
     shared = {path.name for path in Path("/dev/shm").iterdir()}
     draw = random.Random(8)
-    metrics = tmp_path / "runs/tiny/metrics.jsonl"
     began = time.monotonic()
     process = begin([*LAUNCH, *words, "--ranks", "2"], tmp_path)
-    while not metrics.exists() or metrics.read_text().count('"kind": "step"') < 8:
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_for_steps(tmp_path / "runs/tiny", 8, [process])
     span = time.monotonic() - began
     process.kill()
     process.wait()

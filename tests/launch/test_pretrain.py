@@ -167,7 +167,6 @@ def test_a_machine_that_becomes_slower_is_reported_early_and_the_loss_is_set_bes
 
     assert launch.pretrain._lateness(place) is None and steps(16.0) is None
     said = steps(45.0)  # 300,000 tokens are left, 15 s at 20,000 a second
-    assert said is not None
     assert "45 s are left, and would be 15 s at the plan's 20,000 tokens/s. It is not cut short." in said
     held_out = {"kind": "validation", "loss": 4.6, "unigram_loss": 5.0, "accuracy": 0.1, "unigram_accuracy": 0.05}
     step = {"kind": "step", "step": 1, "tokens": 24_000, "loss": 5.0, "tokens_per_second": 9.0}
