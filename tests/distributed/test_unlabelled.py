@@ -34,8 +34,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> int:
 
 
 def guard(folder: Path) -> GuardState:
-    training = newest(folder).state.training
-    return training.stability
+    return newest(folder).state.training.stability
 
 
 @pytest.mark.runs

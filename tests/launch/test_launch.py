@@ -211,6 +211,20 @@ def test_mistakes_are_reported_before_any_process_starts(
     assert main([*tiny_run(), "optim.lrr=1", f"data.train={tmp_path}/absent"]) == 78
     said = capsys.readouterr().err
     assert "optim.lrr" in said and f"{tmp_path}/absent" in said  # mistakes of all stages at once
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("launch run.yaml --ranks none", "argument --ranks: "),
+        ("launch run.yaml --submit", "Say which with --on"),
+        ("sweep run.yaml --result-table", "unrecognized arguments: --result-table"),
+        ("sweep run.yaml --results --retry", "--retry"),
+        ("pretrain texts --hours 1 --tokens 1M", "not allowed with argument"),
+    ],
+)
+def test_wrong_arguments_end_with_64(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([*tiny_run(), "--ranks", "none"])
-    assert ended.value.code == 64 and not (tmp_path / "runs").exists()
+        modernbert_train(words.split())
+    assert ended.value.code == 64 and message in capsys.readouterr().err

@@ -289,12 +289,6 @@ def test_the_command_writes_and_submits(
     assert "#SBATCH --job-name=tiny" in shown and (tmp_path / "my.sh").exists()
 
 
-def test_a_job_file_without_a_scheduler_ends_with_64(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*tiny_run(), "--submit"])
-    assert ended.value.code == 64 and "Say which with --on" in capsys.readouterr().err
-
-
 @pytest.mark.runs
 @pytest.mark.parametrize("target", TARGETS)
 def test_shells_can_read_what_they_are_given(tiny_run: TinyRun, target: str) -> None:
