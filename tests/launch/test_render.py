@@ -112,14 +112,6 @@ def test_slurm_still_leaves_out_what_the_job_itself_excludes(slurm_job: Job) -> 
     assert slurm_job.start(124, "node-7")[1] == ["requeue 17", "update JobId=17 ExcNodeList=node-7,node[11-12]"]
 
 
-@pytest.mark.runs
-def test_slurm_counts_faults_from_the_last_save_at_a_time_limit(slurm_job: Job) -> None:
-    for _ in range(2):
-        assert slurm_job.start(124)[0] == 0
-    assert slurm_job.start(75)[0] == 0
-    assert slurm_job.start(124)[0] == 0
-
-
 def test_kubernetes_starts_again_after_75_and_gives_up_after_a_mistake(tiny_run: TinyRun) -> None:
     service, job = yaml.safe_load_all(rendered("kubernetes", tiny_run(*FULL)))
     spec = job["spec"]
