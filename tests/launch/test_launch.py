@@ -221,7 +221,7 @@ def test_mistakes_are_reported_before_any_process_starts(
         ("launch run.yaml --submit", "Say which with --on"),
         ("sweep run.yaml --result-table", "unrecognized arguments: --result-table"),
         ("sweep run.yaml --results --retry", "--retry"),
-        ("pretrain texts --hours 1 --tokens 1M", "not allowed with argument"),
+        ("pretrain texts --hours 1 --tokens 1M", "--tokens belongs to --size"),
     ],
 )
 def test_wrong_arguments_end_with_64(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
