@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,28 +91,6 @@ def test_locks_are_of_open_files_and_may_be_shared(tmp_path: Path) -> None:
         assert lock_now(second, shared=True)
 
 
-@pytest.mark.runs
-def test_a_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, time\nfrom modernbert_train.core.files import lock_now\n"
-            "f = open(sys.argv[1], 'w'); print(lock_now(f), flush=True); time.sleep(600)",
-            str(tmp_path / "lock"),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "True\n"
-    with (tmp_path / "lock").open("w") as file:
-        assert not lock_now(file)
-        holder.kill()
-        holder.communicate()
-        assert lock_now(file)
-
-
 def test_a_line_is_not_added_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("stays")
     (tmp_path / "record").symlink_to(tmp_path / "victim")
@@ -149,9 +128,14 @@ def at_work(out: Path) -> Iterator[None]:
 def as_of_another_host(path: Path, age: float) -> Path:
     """The same as a writer elsewhere would have left it, so many seconds ago."""
     moved = path.rename(path.with_name(path.name.replace(os.uname().nodename, "elsewhere")))
-    for each in (*moved.rglob("*"), moved):
-        os.utime(each, (each.stat().st_mtime - age,) * 2)
+    touch(moved, time.time() - age)
     return moved
+
+
+def touch(path: Path, seconds: float) -> None:
+    """Set the time of a file or folder and of all in it."""
+    for each in (*path.rglob("*"), path):
+        os.utime(each, (seconds, seconds))
 
 
 @pytest.mark.runs
@@ -178,13 +162,11 @@ def test_what_another_host_left_goes_once_it_is_quiet(tmp_path: Path) -> None:
         sweep(tmp_path)
         assert len(held) == 2 and all(path.exists() for path in held)
     for path in held:
-        for each in (*path.rglob("*"), path):
-            os.utime(each)
+        touch(path, time.time())
     sweep(tmp_path)
     assert all(path.exists() for path in held), "just written"
     for path in held:
-        for each in (*path.rglob("*"), path):
-            os.utime(each, (0, 0))
+        touch(path, 0)
     sweep(tmp_path)
     assert os.listdir(tmp_path) == []
 
@@ -195,8 +177,6 @@ def test_a_folder_that_had_moved_its_predecessor_aside_when_it_was_killed_gets_i
     for name in ("model", "model-replaced"):
         (left / name).mkdir(parents=True)
         (left / name / "file").write_text(name)
-        os.utime(left / name / "file", (0, 0))
-        os.utime(left / name, (0, 0))
-    os.utime(left, (0, 0))
+    touch(left, 0)
     sweep(tmp_path)
     assert os.listdir(tmp_path) == ["model"] and (tmp_path / "model/file").read_text() == "model"

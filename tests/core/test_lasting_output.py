@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import io
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from modernbert_train.core.lasting_output import lasting_output
 from tests.support import forked
-from tests.support.paths import ROOT
+from tests.support.jobs import environment, wait_for_steps
+from tests.support.runs import TRAIN, start
 from tests.support.tiny_run import TinyRun
-
-COMMAND = [sys.executable, "-m", "modernbert_train"]
-
-
-def start(
-    *words: str, errors: int = subprocess.PIPE, popen: type[subprocess.Popen[str] | forked.Popen] = subprocess.Popen
-) -> subprocess.Popen[str] | forked.Popen:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return popen([*COMMAND, *words], cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
 @pytest.mark.runs
@@ -33,8 +23,8 @@ def start(
 )
 def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -> None:
     """`check | head -1`: no traceback, and the exit code is the verb's own, as `set -o pipefail` needs it."""
-    process = start(verb, *tiny_run())
-    assert process.stdout is not None and process.stderr is not None
+    command = [sys.executable, "-m", "modernbert_train", verb, *tiny_run()]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(60) == 0
@@ -43,9 +33,10 @@ def test_a_reader_that_has_seen_enough_may_leave(tiny_run: TinyRun, verb: str) -
 @pytest.mark.runs
 def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
     """`train | tee log`: banner, progress, validations and the result are piped; errors are not."""
-    process = start("train", *tiny_run("logging={progress_bar: true, line_seconds: 0.0001}"), popen=forked.Popen)
-    said, errors = process.communicate(timeout=120)
-    assert process.returncode == 0 and errors == ""
+    command = [*TRAIN, *tiny_run("logging={progress_bar: true, line_seconds: 0.0001}")]
+    done = forked.run(command, env=environment(), capture_output=True, timeout=120)
+    said = done.stdout
+    assert done.returncode == 0 and done.stderr == ""
     marks = (
         "checking the configuration", "loading torch and Composer ...", "reading the lengths", "building the model ...",
         "tiny: 53,056 parameters", "training the first batch ...", "  loss ", "validation at ", "done: ", "next:",
@@ -59,13 +50,8 @@ def test_a_log_has_everything_of_a_run_in_order(tiny_run: TinyRun) -> None:
 @pytest.mark.runs
 def test_ctrl_c_that_takes_the_tee_along_still_saves(tiny_run: TinyRun, tmp_path: Path) -> None:
     """`train 2>&1 | tee log` and Ctrl-C: both get the signal, tee is gone at once, and the run must not die of that."""
-    process = start("train", *tiny_run("phases.short.tokens=400_000"), errors=subprocess.STDOUT, popen=forked.Popen)
-    assert process.stdout is not None
-    metrics = tmp_path / "runs/tiny/metrics.jsonl"
-    deadline = time.monotonic() + 100
-    while not (metrics.exists() and '"kind": "step"' in metrics.read_text()) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.05)
+    process = start(tiny_run("phases.short.tokens=400_000"))
+    wait_for_steps(tmp_path / "runs/tiny", 1, [process], 100)
     process.stdout.close()
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 75

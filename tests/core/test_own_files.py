@@ -6,7 +6,6 @@ whose data is behind a link cannot train.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -68,13 +67,3 @@ def test_a_folder_may_be_a_link_and_hold_links_to_its_own_files(tiny_run: TinyRu
     shard.symlink_to(Path("real") / shard.name)
     assert main(["check", *run_with(tiny_run, data)]) == 0
     assert main(["inspect", *run_with(tiny_run, data)]) == 0
-
-
-def test_a_pipe_in_the_place_of_a_shard_is_not_waited_for(
-    tiny_run: TinyRun, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = run_with(tiny_run, data)
-    (data / "train/index.json").unlink()
-    os.mkfifo(data / "train/index.json")
-    assert main(["check", *words]) == 65
-    assert "train/index.json: a pipe or a device and not a file" in capsys.readouterr().err

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,17 +10,13 @@ import pytest
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import flat
 from modernbert_train.distributed.agreement import code_hash, disagreement, identity
-from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
-from tests.support.unwatched_ranks import ranks_environment
-
-
-def test_equal_ranks_need_no_table() -> None:
-    assert disagreement(["a"] * 3, [{"torch": "2.13.0"}] * 3) == ""
+from tests.support.unwatched_ranks import run_ranks
 
 
 def test_the_table_has_a_column_for_each_group_and_only_what_differs() -> None:
     ours = {"code": "1f", "torch": "2.13.0", "optim.lr": "0.001"}
+    assert disagreement(["n1"] * 3, [ours] * 3) == ""
     other = ours | {"torch": "2.12.0"}
     older = {"code": "0e", "torch": "2.13.0"}
     table = disagreement(["n1", "n1", "n2", "n2", "n3"], [ours, ours, other, ours, older])
@@ -61,37 +54,19 @@ def test_ranks_may_have_the_data_at_other_paths(tiny_run: TinyRun, tmp_path: Pat
     here = tiny_run(*short)
     copy = tmp_path / "a copy"
     shutil.copytree(read_run(here).data.train or "", copy)
-    words = [here, [*here, f"data.train={copy}"]]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "modernbert_train", "train", *words[rank]],
-            env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT,
-        )
-        for rank, environment in enumerate(ranks_environment())
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=100)[1] for process in started]
-    assert [process.returncode for process in started] == [0, 0], outputs
+    ends = run_ranks("-m", "modernbert_train", "train", each=[here, [*here, f"data.train={copy}"]])
+    assert [code for code, _ in ends] == [0, 0], ends
 
 
 @pytest.mark.weekly
 @pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_ranks_of_two_configurations_are_refused_before_anything_is_written(tiny_run: TinyRun, tmp_path: Path) -> None:
-    words = [tiny_run(f"optim.lr={rate}") for rate in (5e-3, 4e-3)]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "modernbert_train", "train", *words[rank]],
-            env=environment | {"TORCHELASTIC_ERROR_FILE": str(tmp_path / f"{rank}.json")},
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for rank, environment in enumerate(ranks_environment())
-    ]
-    outputs = [process.communicate(timeout=100)[1] for process in started]
-    assert [process.returncode for process in started] == [78, 78], outputs
-    for output in outputs:
-        assert "the ranks differ, and must all run the same" in output
+    each = [tiny_run(f"optim.lr={rate}") for rate in (5e-3, 4e-3)]
+    file = f"{tmp_path}/{{rank}}.json"
+    ends = run_ranks("-m", "modernbert_train", "train", each=each, TORCHELASTIC_ERROR_FILE=file)
+    for code, output in ends:
+        assert code == 78 and "the ranks differ, and must all run the same" in output, ends
         assert [line.split() for line in output.splitlines() if "optim.lr" in line] == [["optim.lr", "0.005", "0.004"]]
-    assert not os.path.exists(tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
     assert (tmp_path / "1.json").exists()  # so that a launcher tells it last

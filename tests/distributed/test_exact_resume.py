@@ -19,7 +19,7 @@ from tests.support.ranks import HSDP, train_each
 from tests.support.runs import newest, records
 from tests.support.tiny_run import TinyRun
 
-pytestmark = [pytest.mark.runs, pytest.mark.timeout(290)]
+pytestmark = pytest.mark.runs
 
 SEVERAL_BUCKETS = "model={hidden_size: 112, num_layers: 4, num_heads: 4, intermediate_size: 160}"
 BUCKET_BYTES = 1 << 20  # of DDP's first one

@@ -17,6 +17,7 @@ from modernbert_train.distributed.gpus import (
     why_torch_sees_none,
 )
 from modernbert_train.errors import ConfigError
+from tests.support.waiting import stand_in
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +41,7 @@ def test_what_the_driver_shows_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(gpus.glob, "glob", lambda pattern: {"/dev/nvidia[0-9]*": ["/dev/nvidia0"]}[pattern])
     assert count_gpus() == 1
     monkeypatch.setattr(gpus.glob, "glob", lambda pattern: [])
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA RTX 4090 (UUID: x)'\necho 'GPU 1: NVIDIA RTX 4090 (UUID: y)'\n")
-    smi.chmod(0o755)
+    stand_in(tmp_path, "nvidia-smi", "echo 'GPU 0: NVIDIA RTX 4090 (UUID: x)\nGPU 1: NVIDIA RTX 4090 (UUID: y)'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert count_gpus() == 2
 
@@ -66,24 +65,16 @@ def test_a_requested_gpu_is_not_replaced_by_the_cpu(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("driver", "platform", "told"),
+    ("driver", "platform", "begin", "end"),
     [
-        (
-            "470.1",
-            "CUDA 13.0",
-            "NVIDIA driver 470.1; torch 2.13.0 is built for CUDA 13.0, which needs driver 580 or newer.",
-        ),
-        (
-            "535.5",
-            "CUDA 12.9",
-            "NVIDIA driver 535.5; torch 2.13.0 is built for CUDA 12.9, which needs driver 525 or newer.",
-        ),
-        ("", "CPUs", "nvidia-smi finds no NVIDIA driver; torch 2.13.0 is built for CPUs."),
-        ("", "ROCm 7.2", "nvidia-smi finds no NVIDIA driver; torch 2.13.0 is built for ROCm 7.2."),
+        ("470.1", "CUDA 13.0", "NVIDIA driver 470.1", ", which needs driver 580 or newer."),
+        ("535.5", "CUDA 12.9", "NVIDIA driver 535.5", ", which needs driver 525 or newer."),
+        ("", "CPUs", "nvidia-smi finds no NVIDIA driver", "."),
+        ("", "ROCm 7.2", "nvidia-smi finds no NVIDIA driver", "."),
     ],
 )
-def test_versions_are_reported(driver: str, platform: str, told: str) -> None:
-    assert why_torch_sees_none(driver, "2.13.0", platform) == told
+def test_versions_are_reported(driver: str, platform: str, begin: str, end: str) -> None:
+    assert why_torch_sees_none(driver, "2.13.0", platform) == f"{begin}; torch 2.13.0 is built for {platform}{end}"
 
 
 def test_a_gpu_too_old_for_this_torch_is_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +114,7 @@ def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch:
 @pytest.mark.runs
 def test_gpus_are_listed_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By nvidia-smi, and only if this process may see GPUs; one without separate memory is skipped."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\necho 'MIG, [N/A]'\n")
-    program.chmod(0o755)
+    stand_in(tmp_path, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 81559\nMIG, [N/A]'")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert gpus.shown_gpus() == [("NVIDIA H100 80GB HBM3", 81_559 << 20)]

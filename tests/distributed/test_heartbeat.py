@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore
@@ -89,22 +90,6 @@ def test_every_rank_is_listened_to(ranks: list[Rank], clock: Clock, silent: int)
     assert verdict.rank == silent and "no sign of life" in verdict.text
 
 
-def test_a_rank_that_lives_but_stands_behind_is_named(ranks: list[Rank], clock: Clock) -> None:
-    """It hangs in its data, its disk or an endless loop, and the others in the collective that it does not reach."""
-    for rank in ranks:
-        rank.act("before_forward of step 7")
-    for rank in (ranks[0], ranks[2]):
-        rank.act("before_backward of step 7")
-    clock.now += 40
-    assert [rank.act() for rank in ranks] == [None] * 3
-    clock.now += 21
-    verdicts = [rank.act() for rank in ranks]
-    assert verdicts[1] is None  # no rank is behind it
-    for verdict in (verdicts[0], verdicts[2]):
-        assert verdict is not None and verdict.rank == 1
-        assert "'before_forward of step 7'" in verdict.text and "'before_backward of step 7'" in verdict.text
-
-
 def test_a_rank_a_moment_behind_is_waited_for_however_long_the_run_has_been(ranks: list[Rank], clock: Clock) -> None:
     """The time since this rank's last step counts, not since its first: else a healthy run of hours would end at the
     first late batch."""
@@ -183,89 +168,54 @@ def test_silence_has_a_limit_of_its_own(clock: Clock) -> None:
     assert verdict is not None and verdict.rank == 2 and "never came" in verdict.text
 
 
-def a_minute_later(ranks: list[Rank], clock: Clock) -> list[heartbeat.Verdict | None]:
-    """Return the verdict of each when all have lived on without moving."""
-    clock.now += 61
-    for rank in ranks:
-        rank.beat()
-    return [rank.act() for rank in ranks]
-
-
-def gpus(ranks: list[Rank], clock: Clock, places: list[str], *counts: tuple[int, int, int]) -> list[heartbeat.Verdict]:
-    """Return the verdicts of the ranks after their GPUs have been in this state for a minute."""
-    for seconds in (61, 0):
-        for rank, place, count in zip(ranks, places, counts, strict=True):
-            rank.gpu = count
-            rank.act(place if rank.activity[1] != place else None)
-        clock.now += seconds
-    return [verdict for verdict in a_minute_later(ranks, clock) if verdict is not None]
+STARTED = "its GPU has started 7 collectives of 9 that its host enqueued"
+WAITED = "beyond 'step 7', and the others have waited for it at 'sums'"
+ALL, OTHERS = [0, 1, 2], [0, 2]
 
 
 @pytest.mark.parametrize(
-    ("count", "num_ranks", "place"),
+    ("place", "later", "others", "second", "speakers", "text"),
     [
-        pytest.param((9, 7, 7), 2, "its GPU has started 7 collectives", id="a GPU before a collective"),
-        pytest.param((9, 7, 6), 3, "its GPU has started 7 collectives", id="a GPU in a collective"),
-        pytest.param((8, 8, 8), 2, "it has not come beyond 'sums'", id="a host in the call of a collective"),
+        # rank 1 is named; a rank does not see the end of a collective that has ended for the others
+        pytest.param("sums", None, (9, 8, 7), (9, 7, 7), OTHERS, STARTED, id="a GPU before a collective"),
+        pytest.param("sums", None, (9, 8, 7), (9, 7, 6), ALL, STARTED, id="a GPU in a collective"),
+        pytest.param("sums", None, (9, 9, 8), (8, 8, 8), OTHERS, "beyond 'sums'", id="a host in a call"),
+        pytest.param("batch", "sums", (9, 8, 7), (9, 7, 7), OTHERS, STARTED, id="a GPU with a full queue"),
+        pytest.param("batch", "sums", (9, 9, 8), (8, 8, 8), OTHERS, "beyond 'batch'", id="a host before its GPU"),
+        pytest.param(None, heartbeat.CONNECTING, None, None, OTHERS, "beyond 'the start'", id="it never connects"),
+        pytest.param("step 7", "sums", None, None, OTHERS, WAITED, id="a host alone"),
+        # no machine is blamed
+        pytest.param("sums", None, (9, 8, 7), (9, 8, 7), ALL, "no rank is behind", id="the network of all GPUs"),
+        pytest.param(heartbeat.CONNECTING, None, None, None, ALL, "NCCL does not connect", id="a firewall"),
+        pytest.param("validation", None, (9, 9, 9), (9, 9, 9), [], "", id="each GPU computes for an hour"),
     ],
 )
-def test_where_all_hosts_stand_alike_the_one_whose_gpu_is_behind_is_named(
-    ranks: list[Rank], clock: Clock, count: tuple[int, int, int], num_ranks: int, place: str
+def test_where_hosts_or_gpus_wait_without_an_error_the_one_behind_is_named(
+    ranks: list[Rank],
+    clock: Clock,
+    place: str | None,
+    later: str | None,
+    others: Any,
+    second: Any,
+    speakers: list[int],
+    text: str,
 ) -> None:
-    """NCCL raises nothing: the hosts wait at the same place for ever. A rank does not see the end of a collective that
-    has ended for the others; the first rank to look decides for all."""
-    others = (9, 9, 8) if count == (8, 8, 8) else (9, 8, 7)
-    found = gpus(ranks, clock, ["sums"] * 3, others, count, others)
-    assert {verdict.rank for verdict in found} == {1} and len(found) == num_ranks
-    assert all(place in verdict.text and verdict.blames for verdict in found)
-
-
-def test_gpus_that_have_all_come_blame_the_network_and_no_machine(ranks: list[Rank], clock: Clock) -> None:
-    found = gpus(ranks, clock, ["sums"] * 3, (9, 8, 7), (9, 8, 7), (9, 8, 7))
-    assert found and all("no rank is behind" in verdict.text and not verdict.blames for verdict in found)
-
-
-def test_gpus_in_no_collective_are_left_alone(ranks: list[Rank], clock: Clock) -> None:
-    """A validation of an hour: each GPU computes, without waiting for another."""
-    assert gpus(ranks, clock, ["validation"] * 3, (9, 9, 9), (9, 9, 9), (9, 9, 9)) == []
-
-
-def test_a_host_that_gives_its_gpu_nothing_is_named_by_its_place(ranks: list[Rank], clock: Clock) -> None:
-    """Its GPU is behind too, and healthy: it has done all its work. A stack trace helps here."""
-    for rank, count in zip(ranks, [(9, 9, 8), (8, 8, 8), (9, 9, 8)], strict=True):
+    """A rank hangs in its data, its disk or a loop. NCCL raises nothing; the first rank to look decides for all."""
+    for rank, count in zip(ranks, (others, second, others), strict=True):
         rank.gpu = count
-        rank.act("batch")
+        rank.act(place)
     for rank in (ranks[0], ranks[2]):
-        rank.act("later")
-    verdict = a_minute_later(ranks, clock)[0]
-    assert verdict is not None and verdict.rank == 1 and "it has not come beyond 'batch'" in verdict.text
-
-
-def test_a_gpu_that_hangs_with_a_full_queue_is_named_and_not_its_host(ranks: list[Rank], clock: Clock) -> None:
-    """Its host can give it no more work, so the host is behind as well."""
-    for rank in ranks:
-        rank.gpu = (9, 7, 7) if rank is ranks[1] else (9, 8, 7)
-        rank.act("before_forward of step 7")
-    for rank in (ranks[0], ranks[2]):
-        rank.act("sums")
-    verdict = a_minute_later(ranks, clock)[2]
-    assert verdict is not None and verdict.rank == 1 and "its GPU has started 7 collectives" in verdict.text
-
-
-def test_nccl_that_does_not_connect_ends_with_what_to_look_at(ranks: list[Rank], clock: Clock) -> None:
-    """A firewall between two machines: ncclCommInitRank waits without a limit, and prints nothing."""
-    for rank in ranks:
-        rank.act(heartbeat.CONNECTING)
-    verdict = a_minute_later(ranks, clock)[0]
-    assert verdict is not None and not verdict.blames
-    assert "NCCL does not connect" in verdict.text and "NCCL_SOCKET_IFNAME" in verdict.text
-
-
-def test_a_rank_that_does_not_come_to_the_connection_is_named(ranks: list[Rank], clock: Clock) -> None:
-    for rank in (ranks[0], ranks[2]):
-        rank.act(heartbeat.CONNECTING)
-    verdict = a_minute_later(ranks, clock)[0]
-    assert verdict is not None and verdict.rank == 1 and "beyond 'the start'" in verdict.text
+        rank.act(later)
+    for seconds in (40, 21):
+        clock.now += seconds
+        for rank in ranks:
+            rank.beat()
+        verdicts = {number: verdict for number, rank in enumerate(ranks) if (verdict := rank.act()) is not None}
+        assert list(verdicts) == speakers * (seconds == 21)
+    blames = len(speakers) == 2 or text == STARTED
+    for number, verdict in verdicts.items():
+        assert text in verdict.text and ("NCCL_SOCKET_IFNAME" in verdict.text) != blames
+        assert (verdict.rank, verdict.blames) == (1 if blames else number, blames)
 
 
 def test_a_first_step_may_take_longer_than_the_timeout(ranks: list[Rank], clock: Clock) -> None:

@@ -21,7 +21,6 @@ CUT = ("phases.short.microbatch_tokens=64", "model.attention_out_dropout=0.1", "
 
 
 @pytest.mark.weekly
-@pytest.mark.timeout(290)
 @pytest.mark.slow
 def test_four_ranks_train_as_one_does_under_ddp_fsdp2_and_hsdp(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Dropout on. And a checkpoint continues under another strategy: HSDP's on one process, and one process's on HSDP,

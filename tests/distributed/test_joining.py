@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from modernbert_train.distributed.group import joined, sums_over_ranks
 from modernbert_train.errors import StoppedEarly
 from modernbert_train.models.compiler import set_up_compiler
 from tests.support.paths import ROOT
+from tests.support.waiting import catches, free_port, until
 
 TOLD = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # else torch's watchdog ends the rank before it has reported its error
@@ -78,20 +78,18 @@ with group.joined(torch.device("cpu"), 300.0):
 def test_a_rank_that_waits_for_the_others_says_so_and_ends_at_the_first_signal(rank: str) -> None:
     """It waits in C++, where no Python handler runs: with a leftover WORLD_SIZE only kill -9 ended it, and no line said
     why nothing happened."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     ranks = {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
     environment = os.environ | ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", WAITS]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
         try:
-            assert waiting.stderr is not None
             if rank == "0":
                 line = waiting.stderr.readline()
                 assert f"WORLD_SIZE=2: waiting at 127.0.0.1:{port} for the other ranks" in line and "unset RANK" in line
-            else:
-                time.sleep(8)
+            else:  # it is silent
+                until(lambda: catches(waiting.pid, signal.SIGTERM))
+                time.sleep(2)
             waiting.send_signal(signal.SIGTERM)
             assert waiting.wait(20) == 75
         finally:

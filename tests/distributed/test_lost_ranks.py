@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forked
-from tests.support.jobs import LONG, RUN, Job, losses
-from tests.support.paths import ROOT
+from tests.support.jobs import wait_for_steps
 from tests.support.tiny_run import TinyRun
 from tests.support.unwatched_ranks import ranks_environment, run_ranks
 
@@ -85,23 +83,12 @@ with failing_together(timeout_seconds=4):
 @pytest.mark.parametrize("moment", ["collective", "error"])
 def test_a_frozen_first_rank_is_named_though_it_holds_the_store(moment: str) -> None:
     """With RANK and MASTER_ADDR from a launcher, rank 0 has the store: its clients wait as long as it is frozen."""
-    started = [
-        forked.Popen(
-            [sys.executable, "-c", FREEZE, moment], env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        for environment in ranks_environment()
-    ]
-    try:
-        output = started[1].communicate(timeout=60)[1]  # gloo alone would wait for half an hour
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
+    ((code, output),) = run_ranks("-c", FREEZE, moment, waited_for=[1])  # gloo alone would wait for half an hour
     if moment == "error":  # its own counts, and it exits although no rank can be informed
-        assert started[1].returncode == 1 and output.splitlines()[-1].endswith("StorageError: a full disk")
+        assert code == 1 and output.splitlines()[-1].endswith("StorageError: a full disk")
         assert re.search("^warning: the other ranks could not be informed: .* does not answer$", output, re.M)
     else:
-        assert started[1].returncode == 124
+        assert code == 124
         assert output.splitlines()[-1].startswith(f"error: rank 0 on {HERE}: hangs: it holds ")
 
 
@@ -130,10 +117,8 @@ def test_ranks_killed_at_random_moments_are_named_by_the_other(tiny_run: TinyRun
                 command = [sys.executable, "-m", "modernbert_train", "train", *words]
                 started.append(subprocess.Popen(command, env=environment, stderr=output, stdout=subprocess.DEVNULL))
         steps, delay = draw.choice([None, 1, 4]), draw.random()
-        deadline = time.monotonic() + 100
-        while steps is not None and len(losses(tmp_path / f"runs/kill{number}")) < steps:
-            assert time.monotonic() < deadline and all(process.poll() is None for process in started)
-            time.sleep(0.01)
+        if steps is not None:
+            wait_for_steps(tmp_path / f"runs/kill{number}", steps, started, 100)
         time.sleep(8 * delay if steps is None else delay)
         started[victim].send_signal(how)
         code = started[1 - victim].wait(150)
@@ -146,17 +131,3 @@ def test_ranks_killed_at_random_moments_are_named_by_the_other(tiny_run: TinyRun
         assert re.match(named if victim or steps else f"{named}|{absent}", last), case
         if steps is not None:
             assert code == 70 and f"rank {victim} on {HERE}: is gone: its process ended" in last, case
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(250)
-def test_ctrl_c_is_reported_once_and_by_its_name(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Each rank would say it in its own words, and of the signal that the launcher passes on."""
-    job = Job([*RUN, *tiny_run(*LONG), "--ranks", "2"], tmp_path / "runs/tiny", tmp_path / "log")
-    job.wait_for_steps(2)
-    job.process.send_signal(signal.SIGINT)  # as a terminal does: the ranks have separate sessions
-    code, output = job.end()
-    assert code == 75, output
-    assert "SIGTERM" not in output
-    assert output.count("SIGINT") == 1 and output.count("checkpoint written") == 1

@@ -21,13 +21,9 @@ def content(path: Path) -> str:
     return path.read_text()
 
 
-def ask(file: str) -> tuple[list[str], int]:
-    return [read_once_per_node(lambda: read_once(Path(file), content), content) for _ in range(2)], len(calls)
-
-
-def ask_with_files_in(file: str, scratch: str) -> tuple[list[str], int]:
+def ask(file: str, scratch: str) -> tuple[list[str], int]:
     tempfile.tempdir = scratch
-    return ask(file)
+    return [read_once_per_node(lambda: read_once(Path(file), content), content) for _ in range(2)], len(calls)
 
 
 def refuse() -> str:
@@ -40,32 +36,23 @@ def refuse() -> str:
 
 
 @pytest.mark.runs
-def test_of_the_ranks_of_a_machine_one_reads(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("copies", "scratch", "reads"),
+    [
+        pytest.param(1, "absent", [1, 0, 0], id="small"),
+        # the arrays of an index with a quarter of a million shards are megabytes, and a job has a thousand ranks
+        pytest.param(50_000, "scratch", [1, 0, 0], id="large, through a file"),
+        pytest.param(50_000, "absent", [1, 1, 1], id="large, and no file can be written"),
+    ],
+)
+def test_of_the_ranks_of_a_machine_one_reads(tmp_path: Path, copies: int, scratch: str, reads: list[int]) -> None:
     file = tmp_path / "file"
-    file.write_text("one")
+    file.write_text("one " * copies)
+    (tmp_path / "scratch").mkdir()
     time.sleep(0.15)
-    assert run_ranks(ask, 3, str(file)) == [(["one", "one"], int(rank == 0)) for rank in range(3)]
-
-
-@pytest.mark.runs
-def test_what_is_large_goes_through_a_file_that_is_gone_afterwards(tmp_path: Path) -> None:
-    """The arrays of an index with a quarter of a million shards are megabytes, and a job has a thousand ranks."""
-    file, scratch = tmp_path / "file", tmp_path / "scratch"
-    file.write_text("one " * 50_000)
-    scratch.mkdir()
-    time.sleep(0.15)
-    found = run_ranks(ask_with_files_in, 3, str(file), str(scratch))
-    assert [(text == ["one " * 50_000] * 2, read) for text, read in found] == [(True, int(r == 0)) for r in range(3)]
-    assert list(scratch.iterdir()) == []
-
-
-@pytest.mark.runs
-def test_where_no_file_can_be_written_each_rank_reads(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("one " * 50_000)
-    time.sleep(0.15)
-    found = run_ranks(ask_with_files_in, 2, str(file), str(tmp_path / "absent"))
-    assert [read for _, read in found] == [1, 1]
+    found = run_ranks(ask, 3, str(file), str(tmp_path / scratch))
+    assert found == [(["one " * copies] * 2, read) for read in reads]
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 @pytest.mark.runs

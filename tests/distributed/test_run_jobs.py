@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from modernbert_train.distributed.run_jobs import Job, last_words, run_all
+from tests.support.jobs import alive
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.runs
 SAVES = "import os, signal, time; signal.signal(15, lambda *_: os._exit(75)); print('up', flush=True); time.sleep(60)"
@@ -68,17 +69,12 @@ def test_a_stop_is_passed_on_and_a_kill_leaves_nobody(number: signal.Signals, tm
     """Also none of a command that knows nothing of us."""
     words = [sys.executable, "-c", OWNER, str(tmp_path), SAVES]
     owner = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-    logs, deadline = [tmp_path / "0", tmp_path / "1"], time.monotonic() + 60
-    while not all(log.exists() and log.read_text().endswith("up\n") for log in logs):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    logs = [tmp_path / "0", tmp_path / "1"]
+    until(lambda: all(log.exists() and log.read_text().endswith("up\n") for log in logs))
     owner.send_signal(number)
     said, _ = owner.communicate(timeout=60)
     assert owner.returncode == (33 if number == signal.SIGTERM else -signal.SIGKILL)
     assert sorted(said.splitlines()) == (["0 75", "1 75"] if number == signal.SIGTERM else [])
-    for log in logs:
-        process = Path("/proc", log.read_text().splitlines()[1])
-        while process.exists() and (process / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    pids = [int(log.read_text().splitlines()[1]) for log in logs]
+    until(lambda: not any(map(alive, pids)))
     assert not (tmp_path / "2").exists()

@@ -1,4 +1,4 @@
-"""Initial weights on sharded ranks, through the launcher: a run's start must not depend on the sharding."""
+"""Initial weights on sharded ranks: a run's start must not depend on the sharding, nor take a whole model's memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,20 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.tiling import grow_each
+from modernbert_train.train.build import build_model
 from tests.support import sources
 from tests.support.runs import launch, weights
 from tests.support.sources import LARGER
 from tests.support.tiny_run import TinyRun
 
 STILL = (*sources.STILL, "data.validation=null", "distributed.strategy=fsdp2")
+
+
+def test_a_run_builds_what_it_will_shard_without_memory(tiny_run: TinyRun) -> None:
+    """The launched runs go this way; that they take no memory there cannot be seen from them."""
+    for sharded in (True, False):
+        model = build_model(read_run(tiny_run()), sharded=sharded)
+        assert {parameter.is_meta for parameter in model.parameters()} == {sharded}
 
 
 @pytest.mark.weekly

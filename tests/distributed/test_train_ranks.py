@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from modernbert_train.__main__ import main
-from tests.support.runs import assert_same_run, launch, records, weights
+from tests.support.ranks import assert_same_weights, drop_newest
+from tests.support.runs import assert_same_run, launch, records
 from tests.support.tiny_run import TinyRun
 
 
 @pytest.mark.runs
-@pytest.mark.timeout(290)
 def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_path: Path) -> None:
     """Losses, gradient norms, updates, validation and final weights within float error; the batches exactly. Then one
     rank continues the run that two sharded ranks began, and ends as if it had always been one."""
@@ -23,15 +22,10 @@ def test_two_ranks_train_as_one_does_under_ddp_and_fsdp2(tiny_run: TinyRun, tmp_
     for strategy in ("ddp", "fsdp2"):
         launch(tiny_run(*short, f"name={strategy}", f"distributed.strategy={strategy}", "data.num_workers=1"))
         assert_same_run(runs / strategy, runs / "one")
-        for name, tensor in weights(runs / strategy).items():
-            torch.testing.assert_close(tensor, weights(runs / "one")[name], rtol=2e-3, atol=2e-5)
+        assert_same_weights(runs / strategy, runs / "one")
 
     # the checkpoint of two sharded ranks at the end of their first phase, continued by one process
-    moved = runs / "fsdp2/checkpoints"
-    last = max(moved.iterdir(), key=lambda path: path.name)
-    for path in last.iterdir():
-        path.unlink()
-    last.rmdir()
+    drop_newest(runs / "fsdp2")
     assert main(["train", *tiny_run(*short, "name=fsdp2")]) == 0
     assert records(runs / "fsdp2", "resume")
     assert_same_run(runs / "fsdp2", runs / "one")

@@ -5,8 +5,8 @@ If this breaks, a job on many machines trains for days over TCP at a tenth of it
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,115 +39,75 @@ def add_device(
         (root / "dev/infiniband" / f"uverbs{number}").write_text("")
 
 
-def verbs(library: str) -> bool:
-    return library == VERBS
+INFINIBAND, ONE = f"(InfiniBand, {NDR})", {"mlx5_0": {}}
+THREE = {"mlx5_0": {}, "mlx5_1": {}, "mlx5_10": {}}
+RING = {"mlx5_0": {}, "mlx5_1": {"link": "Ethernet", "rate": "100 Gb/sec (4X EDR)"}}
+HIDDEN = "mlx5_0 lacks a file in /dev/infiniband that this user may open"
+ABSENT, REQUIRED = "no device in /sys/class/infiniband", "NCCL_NET=IB then ends with an error"
+LOCKED, OFF = f"RDMA over mlx5_0 {INFINIBAND}: locked memory is limited, see `ulimit -l`", {"NCCL_IB_DISABLE": "1"}
+UNLOADED = "libibverbs.so.1 cannot be loaded (packages libibverbs1 and ibverbs-providers)"
 
 
-def told(
-    root: Path, *, loads: Callable[[str], bool] = verbs, locks: bool = True, **environment: str
-) -> tuple[str, str]:
-    found = find_transport(environment, root, loads, lambda: locks)
-    return found.text, found.warning or ""
+def rdma(*names: str) -> str:
+    return "RDMA over " + ", ".join(f"{name} {INFINIBAND}" for name in names)
 
 
-def test_infiniband_and_roce_are_named_with_their_rate(machine: Path) -> None:
-    add_device(machine, "mlx5_0")
-    add_device(machine, "mlx5_1", link="Ethernet", rate="100 Gb/sec (4X EDR)")
-    assert told(machine) == (f"RDMA over mlx5_0 (InfiniBand, {NDR}), mlx5_1 (RoCE, 100 Gb/sec (4X EDR))", "")
+def fallback(reason: str, end: str = "NCCL will use TCP over eth0, which is slow") -> str:
+    return f"no RDMA between machines: {reason}; {end}. docs/clusters.md"
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("devices", "environment", "text", "warning"),
     [
-        (None, "no device in /sys/class/infiniband"),
-        ({"state": "1: DOWN"}, "no port of mlx5_0 is active"),
-        ({"state": "2: INIT"}, "no port of mlx5_0 is active"),
-        ({"file": False}, "mlx5_0 lacks a file in /dev/infiniband that this user may open"),
+        pytest.param(RING, {}, f"{rdma('mlx5_0')}, mlx5_1 (RoCE, 100 Gb/sec (4X EDR))", "", id="InfiniBand and RoCE"),
+        pytest.param({"mlx5_0": {"state": "1: DOWN"}, "mlx5_1": {}}, {}, rdma("mlx5_1"), "", id="one of two is usable"),
+        # a fall back to TCP is a warning with its reason
+        ({}, {}, "TCP over eth0", fallback(ABSENT)),
+        ({"mlx5_0": {"state": "1: DOWN"}}, {}, "TCP over eth0", fallback("no port of mlx5_0 is active")),
+        ({"mlx5_0": {"state": "2: INIT"}}, {}, "TCP over eth0", fallback("no port of mlx5_0 is active")),
+        ({"mlx5_0": {"file": False}}, {}, "TCP over eth0", fallback(HIDDEN)),
+        pytest.param(ONE, {"loads": ""}, "TCP over eth0", fallback(UNLOADED), id="an image without the library"),
+        # the choice of devices is respected
+        (THREE, {"NCCL_IB_HCA": "mlx5_1"}, rdma("mlx5_1", "mlx5_10"), ""),
+        (THREE, {"NCCL_IB_HCA": "=mlx5_1"}, rdma("mlx5_1"), ""),
+        (THREE, {"NCCL_IB_HCA": "=mlx5_1:1"}, rdma("mlx5_1"), ""),
+        (THREE, {"NCCL_IB_HCA": "^mlx5_1"}, rdma("mlx5_0"), ""),
+        (THREE, {"NCCL_IB_HCA": "^=mlx5_1"}, rdma("mlx5_0", "mlx5_10"), ""),
+        (THREE, {"NCCL_IB_HCA": "mlx5_0,mlx5_10"}, rdma("mlx5_0", "mlx5_10"), ""),
+        (ONE, {"NCCL_IB_HCA": "efa"}, "TCP over eth0", fallback("NCCL_IB_HCA=efa leaves none of mlx5_0")),
+        # a requested setting is no warning
+        (ONE, OFF, "TCP over eth0 (NCCL_IB_DISABLE=1)", ""),
+        (ONE, {"NCCL_NET": "Socket"}, "TCP over eth0 (NCCL_NET=Socket)", ""),
+        (ONE, {"NCCL_NET": "AWS Libfabric"}, "AWS Libfabric (NCCL_NET)", ""),
+        (ONE, {"NCCL_NET_PLUGIN": "gib"}, "network plugin gib", ""),
+        (ONE, OFF | {"NCCL_SOCKET_IFNAME": "e"}, "TCP over NCCL_SOCKET_IFNAME=e (NCCL_IB_DISABLE=1)", ""),
+        # a plugin that lies in the way of the linker is used
+        ({}, {"loads": PLUGIN}, f"network plugin {PLUGIN}", ""),
+        ({}, {"loads": PLUGIN, "NCCL_NET_PLUGIN": "none"}, "TCP over eth0", "no RDMA"),
+        pytest.param({}, {"NCCL_NET": "IB"}, "TCP over eth0", fallback(ABSENT, REQUIRED), id="RDMA is required"),
+        pytest.param(ONE, {"locks": False}, rdma("mlx5_0"), LOCKED, id="memory cannot be registered"),
     ],
 )
-def test_a_fall_back_to_tcp_is_a_warning_with_its_reason(
-    machine: Path, settings: dict[str, str] | None, reason: str
+def test_nccls_network_is_predicted_with_a_warning_where_it_is_slow(
+    machine: Path, devices: dict[str, Any], environment: dict[str, Any], text: str, warning: str
 ) -> None:
-    if settings is not None:
-        add_device(machine, "mlx5_0", **settings)  # type: ignore[arg-type]
-    text, warning = told(machine)
-    assert text == "TCP over eth0"
-    assert warning.startswith(f"no RDMA between machines: {reason}; NCCL will use TCP over eth0, which is slow.")
-    assert "docs/clusters.md" in warning
+    for name, settings in devices.items():
+        add_device(machine, name, **settings)
+    found = told(machine, **environment)
+    assert found[0] == text and found[1].startswith(warning) and bool(found[1]) == bool(warning)
 
 
-def test_an_image_without_the_library_is_named(machine: Path) -> None:
-    """The most frequent cause: the devices are there, and NCCL cannot speak to them."""
-    add_device(machine, "mlx5_0")
-    text, warning = told(machine, loads=lambda library: False)
-    assert text == "TCP over eth0" and "libibverbs.so.1 cannot be loaded (packages libibverbs1" in warning
-
-
-def test_one_usable_device_of_several_is_enough(machine: Path) -> None:
-    add_device(machine, "mlx5_0", state="1: DOWN")
-    add_device(machine, "mlx5_1")
-    assert told(machine) == (f"RDMA over mlx5_1 (InfiniBand, {NDR})", "")
-
-
-@pytest.mark.parametrize(
-    ("wanted", "used"),
-    [
-        ("mlx5_1", ["mlx5_1", "mlx5_10"]), ("=mlx5_1", ["mlx5_1"]), ("=mlx5_1:1", ["mlx5_1"]), ("^mlx5_1", ["mlx5_0"]),
-        ("^=mlx5_1", ["mlx5_0", "mlx5_10"]), ("mlx5_0,mlx5_10", ["mlx5_0", "mlx5_10"]), ("efa", []),
-    ],
-)  # fmt: skip
-def test_the_choice_of_devices_is_respected(machine: Path, wanted: str, used: list[str]) -> None:
-    for name in ("mlx5_0", "mlx5_1", "mlx5_10"):
-        add_device(machine, name)
-    text, warning = told(machine, NCCL_IB_HCA=wanted)
-    if used:
-        assert text == "RDMA over " + ", ".join(f"{name} (InfiniBand, {NDR})" for name in used) and not warning
-    else:
-        assert "NCCL_IB_HCA=efa leaves none of mlx5_0, mlx5_1, mlx5_10" in warning
-
-
-@pytest.mark.parametrize(
-    ("environment", "text"),
-    [
-        ({"NCCL_IB_DISABLE": "1"}, "TCP over eth0 (NCCL_IB_DISABLE=1)"),
-        ({"NCCL_NET": "Socket"}, "TCP over eth0 (NCCL_NET=Socket)"),
-        ({"NCCL_NET": "AWS Libfabric"}, "AWS Libfabric (NCCL_NET)"),
-        ({"NCCL_NET_PLUGIN": "gib"}, "network plugin gib"),
-        (
-            {"NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "eth1"},
-            "TCP over NCCL_SOCKET_IFNAME=eth1 (NCCL_IB_DISABLE=1)",
-        ),
-    ],
-)
-def test_a_requested_setting_is_no_warning(machine: Path, environment: dict[str, str], text: str) -> None:
-    add_device(machine, "mlx5_0")
-    assert told(machine, **environment) == (text, "")
-
-
-def test_a_plugin_that_lies_in_the_way_of_the_linker_is_used(machine: Path) -> None:
-    assert told(machine, loads=lambda library: library == PLUGIN) == (f"network plugin {PLUGIN}", "")
-    assert told(machine, loads=lambda library: library == PLUGIN, NCCL_NET_PLUGIN="none")[0] == "TCP over eth0"
-
-
-def test_rdma_that_is_required_and_missing_is_reported(machine: Path) -> None:
-    assert "NCCL_NET=IB then ends with an error" in told(machine, NCCL_NET="IB")[1]
-
-
-def test_too_little_locked_memory_is_reported(machine: Path) -> None:
-    """The devices are there, and registering memory with them fails in the first collective."""
-    add_device(machine, "mlx5_0")
-    text, warning = told(machine, locks=False)
-    assert text.startswith("RDMA over mlx5_0") and "`ulimit -l`" in warning
+def told(root: Path, *, loads: str = VERBS, locks: bool = True, **environment: str) -> tuple[str, str]:
+    """Return text and warning where one library can be loaded."""
+    found = find_transport(environment, root, lambda library: library == loads, lambda: locks)
+    return found.text, found.warning or ""
 
 
 def test_ip_over_infiniband_is_what_nccl_takes_first(machine: Path) -> None:
     (machine / "sys/class/net/ib0").mkdir()
     (machine / "sys/class/net/ib0/operstate").write_text("up\n")
     assert told(machine)[0] == "TCP over ib0"
-
-
-def test_nothing_at_all_is_no_crash(tmp_path: Path) -> None:
-    assert told(tmp_path)[0] == "TCP over an unknown interface"
+    assert told(machine / "empty")[0] == "TCP over an unknown interface"
 
 
 def test_this_machine_can_be_asked() -> None:

@@ -42,19 +42,20 @@ NETWORK = {
 }
 
 
-@pytest.mark.parametrize("kind", OWN)
-def test_what_is_of_this_machine_is_not_the_network(kind: str) -> None:
-    assert not _is_between_ranks(dist.DistBackendError(OWN[kind]))
+LOST = [
+    *map(dist.DistBackendError, NETWORK.values()),
+    dist.DistNetworkError("failed to recv, got 0 bytes"),
+    RuntimeError("[enforce fail at gloo/transport/tcp/pair.cc] Connection closed by peer"),
+]
 
 
-@pytest.mark.parametrize("kind", NETWORK)
-def test_what_is_of_the_network_is(kind: str) -> None:
-    assert _is_between_ranks(dist.DistBackendError(NETWORK[kind]))
-
-
-def test_gloo_and_the_store_are_of_the_network() -> None:
-    assert _is_between_ranks(RuntimeError("[enforce fail at gloo/transport/tcp/pair.cc] Connection closed by peer"))
-    assert _is_between_ranks(dist.DistNetworkError("failed to recv, got 0 bytes"))
+@pytest.mark.parametrize(
+    ("error", "between"),
+    [*((dist.DistBackendError(text), False) for text in OWN.values()), *((error, True) for error in LOST)],
+    ids=lambda value: str(value)[-28:],
+)
+def test_only_what_is_of_the_network_is_taken_for_it(error: Exception, between: bool) -> None:
+    assert _is_between_ranks(error) == between
 
 
 def told(error: Exception, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -72,48 +72,38 @@ def missing() -> str | None:
 
 
 @contextmanager
-def two_hosts(network: str = "10.77.0") -> Iterator[tuple[Host, Host]]:
-    """Create two hosts connected by a cable; afterwards remove them and kill their processes."""
-    with _hosts(2, network) as (first, second):
-        ends = ("netns", first.namespace), ("netns", second.namespace)
-        _ip("link", "add", "cable", *ends[0], "type", "veth", "peer", "name", "cable", *ends[1])
-        _come_up([first, second])
-        yield first, second
-
-
-@contextmanager
-def three_hosts() -> Iterator[tuple[Host, Host, Host]]:
-    """Create three hosts, each connected to a switch, which is a bridge in a fourth namespace."""
+def hosts_with_a_switch(count: int = 2, network: str = "10.77.0") -> Iterator[list[Host]]:
+    """Create hosts connected to a switch, a bridge in a namespace; afterwards remove them and kill their processes."""
     switch = f"mt-{os.getpid()}-switch"
     _ip("netns", "add", switch)
     try:
         _ip("-n", switch, "link", "add", "switch", "type", "bridge")
         _ip("-n", switch, "link", "set", "switch", "up")
-        with _hosts(3, "10.77.0") as hosts:
+        with _hosts(count, network) as hosts:
             for number, host in enumerate(hosts):
                 plug, end = ("name", f"plug{number}"), ("netns", host.namespace)
                 _ip("link", "add", "cable", *end, "type", "veth", "peer", *plug, "netns", switch)
                 _ip("-n", switch, "link", "set", plug[1], "master", "switch", "up")
             _come_up(hosts)
-            yield hosts[0], hosts[1], hosts[2]
+            yield hosts
     finally:
         subprocess.run(["ip", "netns", "del", switch], check=False, capture_output=True)
 
 
 @contextmanager
-def hosts_with_a_hub() -> Iterator[tuple[Hub, tuple[Host, Host]]]:
+def hosts_with_a_hub() -> Iterator[tuple[Hub, list[Host]]]:
     """Create two hosts connected by a hub, which can lose packets."""
     hub = Hub()
     try:
-        with _hosts(2, "10.77.0") as (first, second):
-            for host in (first, second):
+        with _hosts(2, "10.77.0") as hosts:
+            for host in hosts:
                 device = f"mt{host.name[-1]}{os.getpid()}"  # briefly among this machine's devices
                 hub.device(device, host.address)
                 _ip("link", "set", device, "netns", host.namespace)
                 _ip("-n", host.namespace, "link", "set", device, "name", "cable")
-            _come_up([first, second])
+            _come_up(hosts)
             hub.start()
-            yield hub, (first, second)
+            yield hub, hosts
     finally:
         hub.close()
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from tests.support.jobs import environment
 from tests.support.paths import ROOT
+from tests.support.waiting import catches, until
 
 VERB = [sys.executable, "-m", "modernbert_train"]
 LAUNCH = [sys.executable, str(ROOT / "launch/run.py")]
@@ -20,11 +21,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Ended(NamedTuple):
-    """End of a process: its exit code, its standard error, and whether the signal came before the end."""
+    """End of a process: its exit code and its standard error."""
 
     code: int
     errors: str
-    signalled: bool
 
 
 def begin(command: Sequence[str], folder: Path, **more: str) -> subprocess.Popen[str]:
@@ -33,20 +33,8 @@ def begin(command: Sequence[str], folder: Path, **more: str) -> subprocess.Popen
         process = subprocess.Popen(
             list(command), env=environment(**more), stdout=subprocess.DEVNULL, stderr=errors, cwd=folder, text=True
         )
-    deadline = time.monotonic() + 60
-    while process.poll() is None and not catches(process.pid, signal.SIGTERM):
-        assert time.monotonic() < deadline, f"SIGTERM is not handled yet: {command}"
-        time.sleep(0.001)
+    until(lambda: process.poll() is not None or catches(process.pid, signal.SIGTERM), every=0.001)
     return process
-
-
-def catches(pid: int, number: signal.Signals) -> bool:
-    """Return True if a process has a handler for a signal."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    return any(int(line.split()[1], 16) >> number - 1 & 1 for line in lines if line.startswith("SigCgt:"))
 
 
 def stop_after(
@@ -60,14 +48,12 @@ def stop_after(
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         os.kill(process.pid, number)
-    else:
-        return Ended(process.returncode, (folder / "errors").read_text(), False)
     try:
         code = process.wait(200)
     finally:
         process.kill()
         process.wait()
-    return Ended(code, (folder / "errors").read_text(), True)
+    return Ended(code, (folder / "errors").read_text())
 
 
 def lifetime(command: Sequence[str], folder: Path) -> float:

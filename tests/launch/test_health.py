@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from modernbert_train.config.launch import LaunchConfig
 from modernbert_train.distributed.launched import BLAMED
 from modernbert_train.errors import HangError
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import stand_in
 
 HERE = socket.gethostname()
 UPTIME = float(Path("/proc/uptime").read_text().split()[0])
@@ -36,41 +38,43 @@ def machine(used: int = 4, xid: int = 0, ago: float = 60, by: str = "") -> Calla
     return ask
 
 
-def test_a_healthy_machine_starts() -> None:
-    """A program's MMU fault is harmless; a desktop, a notebook or a small run may use some memory."""
-    refuse_sick_gpus(None, machine(used=6000), wait=0)
-    refuse_sick_gpus(
-        None, lambda *command: "", wait=0
-    )  # without nvidia-smi, and without permission to read the kernel's messages
-
-
-@pytest.mark.parametrize("visible", [None, "0,1", "GPU-bb"])
-def test_memory_that_others_hold_is_reported_with_its_process(visible: str | None) -> None:
-    with pytest.raises(HangError, match=rf"GPU 1 on {HERE}: 70.0 GiB .* by process 4242 \(python\)\. End") as error:
-        refuse_sick_gpus(visible, machine(used=71_680, by="GPU-bb, 4242, python\n"), wait=0)
-    assert error.value.exit_code == 124
-
-
-@pytest.mark.parametrize("xid", [48, 79])
-def test_a_gpu_that_has_to_be_reset_is_reported(xid: int) -> None:
-    with pytest.raises(HangError, match=rf"GPU 1 on {HERE}: the driver reported Xid {xid} within the last hour"):
-        refuse_sick_gpus(None, machine(xid=xid), wait=0)
-
-
-@pytest.mark.parametrize("fallen", [0, 1])
-def test_gpus_that_differ_in_their_pci_domain_alone_are_distinguished(fallen: int) -> None:
-    """A GB200's GPUs are all bus 01, each of a different domain."""
-    line = f"[{UPTIME - 60:12.6f}] NVRM: Xid (PCI:000{8 + fallen}:01:00): 79, GPU has fallen off the bus.\n"
+def fallen(domain: int) -> Callable[..., str]:
+    """Stand in on a GB200, whose GPUs are all bus 01, each of a different domain."""
+    line = f"[{UPTIME - 60:12.6f}] NVRM: Xid (PCI:000{domain}:01:00): 79, GPU has fallen off the bus.\n"
     gpus = "0, GPU-aa, 00000008:01:00.0, 4, 81559\n1, GPU-bb, 00000009:01:00.0, 4, 81559\n"
-    ask = lambda *command: line if command[0] == "dmesg" else gpus  # noqa: E731
-    with pytest.raises(HangError, match=f"GPU {fallen} on {HERE}: the driver reported Xid 79"):
-        refuse_sick_gpus(None, ask, wait=0)
-    refuse_sick_gpus(str(1 - fallen), ask, wait=0)
+    return lambda *command: line if command[0] == "dmesg" else gpus
 
 
-def test_what_was_long_ago_or_on_another_gpu_is_no_reason() -> None:
-    refuse_sick_gpus("0", machine(used=71_680, xid=79), wait=0)
-    refuse_sick_gpus(None, machine(xid=79, ago=4000), wait=0)
+XID = rf"GPU {{}} on {HERE}: the driver reported Xid {{}} within the last hour"
+HELD = rf"GPU 1 on {HERE}: 70.0 GiB .* by process 4242 \(python\)\. End"
+HOLDS = machine(used=71_680, by="GPU-bb, 4242, python\n")
+
+
+@pytest.mark.parametrize(
+    ("visible", "ask", "message"),
+    [
+        # a program's MMU fault is harmless; a desktop, a notebook or a small run may use some memory
+        pytest.param(None, machine(used=6000), None, id="healthy"),
+        pytest.param(None, lambda *command: "", None, id="no nvidia-smi and no permission to read messages"),
+        (None, HOLDS, HELD),
+        ("0,1", HOLDS, HELD),
+        ("GPU-bb", HOLDS, HELD),
+        (None, machine(xid=48), XID.format(1, 48)),
+        (None, machine(xid=79), XID.format(1, 79)),
+        ("0", machine(used=71_680, xid=79), None),
+        pytest.param(None, machine(xid=79, ago=4000), None, id="long ago"),
+        (None, fallen(8), XID.format(0, 79)),
+        ("1", fallen(8), None),
+        (None, fallen(9), XID.format(1, 79)),
+        ("0", fallen(9), None),
+    ],
+)
+def test_a_gpu_that_cannot_train_is_named_with_its_reason(
+    visible: str | None, ask: Callable[..., str], message: str | None
+) -> None:
+    with pytest.raises(HangError, match=message) if message else nullcontext() as error:
+        refuse_sick_gpus(visible, ask, wait=0)
+    assert error is None or error.value.exit_code == 124
 
 
 def test_the_machine_that_is_blamed_is_noted_and_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,9 +106,8 @@ def test_a_run_of_one_rank_does_not_start_on_a_sick_gpu_and_its_machine_is_noted
 ) -> None:
     """With stand-ins for the tools: one GPU, which fell off the bus a minute ago."""
     line = f"echo '[{UPTIME - 60:12.6f}] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.'"
-    for name, says in (("nvidia-smi", "echo '0, GPU-bb, 00000000:5E:00.0, 4, 81559'"), ("dmesg", line)):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
-        (tmp_path / name).chmod(0o755)
+    stand_in(tmp_path, "nvidia-smi", "echo '0, GPU-bb, 00000000:5E:00.0, 4, 81559'")
+    stand_in(tmp_path, "dmesg", line)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv(BLAMED, str(tmp_path / "blamed"))

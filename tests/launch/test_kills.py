@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.distributed import scratch
-from tests.launch.moments import LAUNCH, VERB, begin, catches
-from tests.support.jobs import children, environment
+from tests.launch.moments import LAUNCH, VERB, begin
+from tests.support.jobs import children, environment, wait_for_steps
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import catches, until
 
 MARK = "TESTED_BY"
 CACHE = f"torchinductor_{os.getuid()}"  # torch's compilation cache is meant to stay
@@ -49,11 +50,7 @@ def processes_of(home: Path) -> list[int]:
 
 def wait_until_gone(home: Path, seconds: float = 60) -> float:
     """Wait until all processes of a test have ended; return the seconds."""
-    began = time.monotonic()
-    while left := processes_of(home):
-        assert time.monotonic() - began < seconds, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
-        time.sleep(0.02)
-    return time.monotonic() - began
+    return until(lambda: not processes_of(home), seconds)
 
 
 def workers_of(ranks: list[int]) -> list[int]:
@@ -111,12 +108,9 @@ def test_nothing_remains_of_many_kills(tiny_run: TinyRun, tmp_path: Path, home: 
     words = tiny_run("data.num_workers=2", "phases.short.tokens=400000", "checkpoint.interval_steps=5")
     shared = {path.name for path in Path("/dev/shm").iterdir()}
     draw = random.Random(8)
-    metrics = tmp_path / "runs/tiny/metrics.jsonl"
     began = time.monotonic()
     process = begin([*LAUNCH, *words, "--ranks", "2"], tmp_path)
-    while not metrics.exists() or metrics.read_text().count('"kind": "step"') < 8:
-        assert process.poll() is None
-        time.sleep(0.01)
+    wait_for_steps(tmp_path / "runs/tiny", 8, [process])
     span = time.monotonic() - began
     process.kill()
     process.wait()
@@ -142,7 +136,4 @@ def test_nothing_remains_of_many_kills(tiny_run: TinyRun, tmp_path: Path, home: 
     done = subprocess.run([*VERB, "check", *words], env=environment(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert left_in(home) == set()
-    deadline = time.monotonic() + 20  # other tests may be using it
-    while left := {path.name for path in Path("/dev/shm").iterdir()} - shared:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    until(lambda: {path.name for path in Path("/dev/shm").iterdir()} <= shared)  # other tests may be using it

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,13 @@ from tests.support.jobs import LONG, RUN, SHORT, Job, alive, children, environme
 from tests.support.probed import call_probed
 from tests.support.runs import newest
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import until
 
+pytestmark = pytest.mark.runs
+WEEKLY = (pytest.mark.weekly, pytest.mark.slow)
 HERE = socket.gethostname()
+FROZEN = f"error: rank 1 on {HERE}: hangs: no sign of life for 5 s\\."
+NO_DATA, STACK = "hangs: it has not come beyond 'before_dataloader of step ", r"Current thread.*workers\.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -33,63 +40,48 @@ def job(tiny_run: TinyRun, tmp_path: Path) -> Job:
     return job
 
 
-@pytest.mark.runs
-@pytest.mark.timeout(250)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, pytest.param(signal.SIGINT, marks=WEEKLY)])
 def test_a_signal_to_the_launcher_or_to_one_rank_saves_all(job: Job, number: signal.Signals) -> None:
-    """A scheduler's SIGTERM; and SIGUSR1, which Slurm sends to every process of a job, data workers included."""
+    """A scheduler's SIGTERM; SIGUSR1, which Slurm sends to every process of a job, data workers included; and Ctrl-C,
+    of which each rank would say something, and of the signal that the launcher passes on."""
     rank = job.ranks()[-1]
-    for pid in [job.process.pid] if number == signal.SIGTERM else [rank, *children(rank)]:
+    for pid in [rank, *children(rank)] if number == signal.SIGUSR1 else [job.process.pid]:
         os.kill(pid, number)
     code, output = job.end()
     assert code == 75, output
     assert newest(job.folder).step == len(losses(job.folder))
     assert "Traceback" not in output and "error:" not in output
+    if number == signal.SIGINT:
+        assert "SIGTERM" not in output
+        assert output.count("SIGINT") == 1 and output.count("checkpoint written") == 1
 
 
-@pytest.mark.runs
-@pytest.mark.timeout(250)
-def test_a_frozen_rank_ends_the_job_with_its_name(job: Job) -> None:
+@pytest.mark.parametrize(
+    ("of_rank", "number", "code", "last", "before"),
+    [
+        pytest.param(lambda rank: rank, signal.SIGSTOP, 124, "gave no sign of life", FROZEN, id="a frozen rank"),
+        pytest.param(
+            lambda rank: rank, signal.SIGKILL, 70, "was ended by SIGKILL", "", id="a killed one", marks=WEEKLY
+        ),
+        # it is alive, and all others wait for it; its own output has its stack
+        pytest.param(lambda rank: children(rank)[0], signal.SIGSTOP, 124, NO_DATA, STACK, id="no data", marks=WEEKLY),
+    ],
+)
+def test_a_rank_that_is_lost_ends_the_job_with_its_name(
+    job: Job, of_rank: Callable[[int], int], number: signal.Signals, code: int, last: str, before: str
+) -> None:
     """Documented: distributed.timeout_seconds and 30 seconds. No process may be left, or it keeps the GPU's memory."""
     ranks = job.ranks()
-    os.kill(ranks[1], signal.SIGSTOP)
-    code, output = job.end(5 + 30 + 30)  # the last 30 seconds for a machine that is busy with other tests
-    assert code == 124, output
-    assert output.splitlines()[-1].startswith(f"error: rank 1 on {HERE} gave no sign of life")
-    assert f"error: rank 1 on {HERE}: hangs: no sign of life for 5 s." in output
+    os.kill(of_rank(ranks[1]), number)
+    found, output = job.end(5 + 30 + 30)  # the last 30 seconds for a machine that is busy with other tests
+    assert found == code, output
+    assert re.match(f"error: rank 1 on {HERE}:? {last}", output.splitlines()[-1])
+    assert re.search(before, output, re.DOTALL)
     assert not any(alive(pid) for pid in ranks)
 
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.timeout(250)
-def test_a_rank_that_waits_for_its_data_for_too_long_is_named(job: Job) -> None:
-    """It is alive, and all others wait for it; its own output names its position."""
-    rank = job.ranks()[1]
-    (worker,) = (int(pid) for pid in Path(f"/proc/{rank}/task/{rank}/children").read_text().split())
-    os.kill(worker, signal.SIGSTOP)
-    code, output = job.end(5 + 30 + 30)
-    assert code == 124, output
-    last = output.splitlines()[-1]
-    assert last.startswith(f"error: rank 1 on {HERE}: hangs: it has not come beyond 'before_dataloader of step "), last
-    assert "Current thread" in output and "workers.py" in output
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(250)
-def test_a_killed_rank_is_named_last(job: Job) -> None:
-    ranks = job.ranks()
-    os.kill(ranks[1], signal.SIGKILL)
-    code, output = job.end()
-    assert code == 70, output
-    assert output.splitlines()[-1].startswith(f"error: rank 1 on {HERE} was ended by SIGKILL")
-    assert not any(alive(pid) for pid in ranks)
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(250)
 def test_a_killed_torchrun_takes_its_ranks_along(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The store of the ranks dies with it, and a rank that waits for the store must notice; ours: test_kills.py."""
     command = [*TORCHRUN, RUN[1], *tiny_run(*LONG, "data.num_workers=1")]
@@ -100,16 +92,12 @@ def test_a_killed_torchrun_takes_its_ranks_along(tiny_run: TinyRun, tmp_path: Pa
     assert len(processes) == 4
     job.process.kill()
     job.process.wait()
-    deadline = time.monotonic() + 30
-    while any(alive(pid) for pid in processes):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not any(map(alive, processes)), 30)
     assert "the launcher of this rank is gone" in job.log.read_text()
 
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.timeout(250)
 def test_a_second_signal_ends_at_once(job: Job) -> None:
     """The ranks are stopped, so that they cannot react to the first one."""
     ranks = job.ranks()
@@ -125,7 +113,6 @@ def test_a_second_signal_ends_at_once(job: Job) -> None:
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.timeout(250)
 def test_the_time_limit_saves_before_it_comes(tiny_run: TinyRun, tmp_path: Path) -> None:
     words = tiny_run(*LONG, "launch.time_limit_minutes=1", "launch.save_seconds=20", "phases.short.tokens=4000000")
     code, output = Job([*RUN, *words], tmp_path / "runs/tiny", tmp_path / "log").end(120)
@@ -138,7 +125,6 @@ COMPOSER = [sys.executable, "-m", "modernbert_train.import_stubs", "composer.cli
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.timeout(250)
 @pytest.mark.parametrize(
     "command", [[*TORCHRUN, RUN[1]], [*COMPOSER, "modernbert_train", "train"]], ids=["torchrun", "composer"]
 )
@@ -150,7 +136,6 @@ def test_another_launcher_works_too(tiny_run: TinyRun, tmp_path: Path, command: 
     assert "on      2 x cpu" in done.stdout and len(losses(tmp_path / "runs/tiny")) > 3
 
 
-@pytest.mark.runs
 def test_gpus_that_stay_idle_are_reported(
     tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -173,7 +158,6 @@ def test_gpus_that_stay_idle_are_reported(
     assert main([*words, "--ranks", "8"]) == 78 and started == [4, 8]  # an explicit number is obeyed or refused
 
 
-@pytest.mark.runs
 def test_a_single_rank_is_checked_before_torch_is_loaded(tiny_run: TinyRun, tmp_path: Path) -> None:
     """By `train`, in the launcher's process; the run's folder is not created."""
     done = call_probed("launch", *tiny_run(f"data.train={tmp_path}/absent"))
@@ -181,7 +165,6 @@ def test_a_single_rank_is_checked_before_torch_is_loaded(tiny_run: TinyRun, tmp_
     assert f"data.train={tmp_path}/absent: no such folder" in done.stderr and not (tmp_path / "runs").exists()
 
 
-@pytest.mark.runs
 @pytest.mark.parametrize(
     "words",
     [
@@ -206,7 +189,6 @@ def test_wrong_keys_are_reported_with_the_rules_of_all_ranks(
     assert "phases.long: a global batch of 6 rows cannot be divided evenly among 4 ranks" in said
 
 
-@pytest.mark.runs
 def test_mistakes_are_reported_before_any_process_starts(
     tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -229,6 +211,20 @@ def test_mistakes_are_reported_before_any_process_starts(
     assert main([*tiny_run(), "optim.lrr=1", f"data.train={tmp_path}/absent"]) == 78
     said = capsys.readouterr().err
     assert "optim.lrr" in said and f"{tmp_path}/absent" in said  # mistakes of all stages at once
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("launch run.yaml --ranks none", "argument --ranks: "),
+        ("launch run.yaml --submit", "Say which with --on"),
+        ("sweep run.yaml --result-table", "unrecognized arguments: --result-table"),
+        ("sweep run.yaml --results --retry", "--retry"),
+        ("pretrain texts --hours 1 --tokens 1M", "--tokens belongs to --size"),
+    ],
+)
+def test_wrong_arguments_end_with_64(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([*tiny_run(), "--ranks", "none"])
-    assert ended.value.code == 64 and not (tmp_path / "runs").exists()
+        modernbert_train(words.split())
+    assert ended.value.code == 64 and message in capsys.readouterr().err

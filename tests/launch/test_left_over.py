@@ -11,9 +11,10 @@ import pytest
 
 from modernbert_train.distributed.launched import STORE, check_launch_variables
 from modernbert_train.errors import ConfigError
+from tests.support.corpora import write
+from tests.support.paths import ROOT
 from tests.support.tiny_run import RANK_VARIABLES, TinyRun
 
-ROOT = Path(__file__).parents[2]
 COMMAND = str(Path(sys.executable).parent / "modernbert-train")
 LEFT_OVER = {
     "a number of ranks": ({"WORLD_SIZE": "8"}, "WORLD_SIZE=8 in the environment without RANK, LOCAL_RANK, MASTER_"),
@@ -56,39 +57,40 @@ def test_train_says_which_variable_is_left_over(tiny_run: TinyRun, tmp_path: Pat
     assert ended.returncode == 78 and f"{name}={value or repr('')} in the env" in ended.stderr, ended.stderr
 
 
-@pytest.mark.runs
-def test_a_verb_that_is_a_program_keeps_the_safe_path(tmp_path: Path) -> None:
-    """`python -P -m modernbert_train prepare` starts another module, whose path must be as safe."""
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Create a folder with a file that is named like a module of Python's."""
     (tmp_path / "random.py").write_text('raise RuntimeError("the user\'s own")\n', encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "modernbert_train", "prepare", "--help"]
-    environment = outside(PYTHONPATH=str(ROOT))
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stderr
+    return tmp_path
 
 
-@pytest.mark.runs
-def test_ranks_do_not_import_a_users_files_named_as_pythons(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """The installed command does not import from the current folder, and neither do its children."""
-    (tmp_path / "random.py").write_text('raise RuntimeError("the user\'s own")\n', encoding="utf-8")
-    words = tiny_run("phases.long=null", "phases.short.tokens=1500", "phases.short.schedule.decay_tokens=0")
-    command = [COMMAND, "launch", *words, "--ranks", "2"]
-    ended = subprocess.run(command, cwd=tmp_path, env=outside(), capture_output=True, text=True, timeout=200)
+def succeed(folder: Path, command: list[str], environment: dict[str, str]) -> str:
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
     assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended.stdout
 
 
 @pytest.mark.runs
-def test_the_speed_that_pretrain_measures_does_not_need_the_users_files_either(tmp_path: Path) -> None:
+def test_a_verb_that_is_a_program_keeps_the_safe_path(folder: Path) -> None:
+    """`python -P -m modernbert_train prepare` starts another module, whose path must be as safe."""
+    command = [sys.executable, "-P", "-m", "modernbert_train", "prepare", "--help"]
+    succeed(folder, command, outside(PYTHONPATH=str(ROOT)))
+
+
+@pytest.mark.runs
+def test_ranks_do_not_import_a_users_files_named_as_pythons(tiny_run: TinyRun, folder: Path) -> None:
+    """The installed command does not import from the current folder, and neither do its children."""
+    words = tiny_run("phases.long=null", "phases.short.tokens=1500", "phases.short.schedule.decay_tokens=0")
+    succeed(folder, [COMMAND, "launch", *words, "--ranks", "2"], outside())
+
+
+@pytest.mark.runs
+def test_the_speed_that_pretrain_measures_does_not_need_the_users_files_either(folder: Path) -> None:
     """Without a PYTHONPATH the measuring process had an empty entry in its own, which is the current folder."""
-    (tmp_path / "random.py").write_text('raise RuntimeError("the user\'s own")\n', encoding="utf-8")
-    (tmp_path / "texts").mkdir()
     for number in range(30):
-        text = f"The text of document {number} has a few words. " * 50
-        (tmp_path / f"texts/{number}.txt").write_text(text, encoding="utf-8")
+        write(folder, f"texts/{number}.txt", f"The text of document {number} has a few words. " * 50)
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from launch.pretrain import main; sys.exit(main())"
     words = ["texts", "--size", "tiny", "--tokens", "100000", "--dry-run"]
     environment = outside(PYTHONSAFEPATH="1")  # as the installed command sets it for its children
     environment.pop("PYTHONPATH", None)
-    command = [sys.executable, "-P", "-c", code, *words]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stderr
-    assert "measured on these" in ended.stdout, ended.stdout
+    assert "measured on these" in succeed(folder, [sys.executable, "-P", "-c", code, *words], environment)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from launch.rank_watch import RankWatch
 from launch.topology import Topology
 from modernbert_train.distributed.fail_together import ERROR
 from modernbert_train.distributed.group import STORE_PREFIX
+from tests.support.waiting import until
 
 HERE = socket.gethostname()
 DEAF = "import time; time.sleep(600)"
@@ -63,13 +64,6 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     for rank in machine.ranks:
         rank.kill()
         rank.wait()
-
-
-def until(found: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.runs

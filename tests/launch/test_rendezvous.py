@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from torch.distributed import PrefixStore, TCPStore
@@ -23,6 +22,7 @@ from modernbert_train.errors import ConfigError
 from tests.support import forked
 from tests.support.jobs import RUN, SHORT, environment
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import free_port
 
 pytestmark = pytest.mark.runs
 
@@ -47,12 +47,6 @@ def listener(answer: bytes = b"") -> Iterator[int]:
 
         threading.Thread(target=serve, daemon=True).start()
         yield server.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HERE, 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_store_is_distinguished_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,40 +145,15 @@ def test_after_a_finished_run_the_store_is_kept_while_ranks_elsewhere_live(
     assert time.monotonic() - begun < 30.0, "a signal requests not to wait"
 
 
-def pair(words: list[str], port: int, folder: Path) -> list[forked.Popen]:
-    """Start two launchers on this machine."""
-    return [
-        forked.Popen(
-            [*RUN, *words, *("--ranks", "1", "--nodes", "2", "--node-rank", str(node)), f"--rendezvous={HERE}:{port}"],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-        )
-        for node in range(2)
-    ]
-
-
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.timeout(290)
-def test_two_machines_end_without_a_word_when_all_is_well(tiny_run: TinyRun, tmp_path: Path) -> None:
-    machines = pair(tiny_run(*SHORT), free_port(), tmp_path)
+def test_two_machines_end_without_a_word_when_all_is_well(tiny_run: TinyRun) -> None:
+    words = [*RUN, *tiny_run(*SHORT), "--ranks", "1", "--nodes", "2", f"--rendezvous={HERE}:{free_port()}"]
+    machines = [
+        forked.Popen([*words, "--node-rank", node], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for node in ("0", "1")
+    ]
     for machine in machines:
         _, errors = machine.communicate(timeout=280)
         assert machine.returncode == 0, errors
         assert "frame #" not in errors and "c10d" not in errors, errors
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(290)
-def test_a_taken_port_ends_both_machines(tiny_run: TinyRun, tmp_path: Path) -> None:
-    """Whatever program uses it, for however long."""
-    with listener() as port:
-        machines = pair(tiny_run(*SHORT, "launch.rendezvous_seconds=5"), port, tmp_path)
-        ends = [(machine.communicate(timeout=280)[1], machine.returncode) for machine in machines]
-    assert [code for _, code in ends] == [78, 70], ends
-    assert f"port {port} is taken on this machine" in ends[0][0].splitlines()[-1]
-    assert f"{HERE}:{port}: something else has the port for " in ends[1][0].splitlines()[-1]

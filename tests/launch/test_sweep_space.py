@@ -73,9 +73,6 @@ def test_the_command_tells_them_with_the_exit_code_of_a_run(
     assert "Did you mean tpe?" in capsys.readouterr().err
     assert main([file, "--results"]) == 78
     assert "no sweep has been run there" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as ended:
-        main([file, "--result-table"])
-    assert ended.value.code == 64
 
 
 @pytest.mark.runs

@@ -38,11 +38,6 @@ def found(environment: dict[str, str] | None = None, launch: LaunchConfig | None
     return find_topology(launch or LaunchConfig(), environment or {}, **({"gpus": 0} | words))
 
 
-def test_a_laptop_has_one_process_and_a_machine_one_for_each_gpu() -> None:
-    assert found() == Topology(1, 1)
-    assert found(gpus=8) == Topology(1, 8)
-
-
 def test_what_to_type_with_fewer_machines_is_a_number_that_shares_the_batches() -> None:
     """Eight rows a batch on 4 machines of 2: 3 machines cannot share them, and 2 can."""
     phases = {"only": PhaseConfig(tokens=100, row_tokens=64, batch_rows=8)}
@@ -83,31 +78,35 @@ def test_the_first_line_of_a_page_starts_on_any_number_of_gpus(name: str) -> Non
         assert (topology.num_ranks, topology.idle_gpus) == (used, gpus - used)
 
 
-def test_only_a_single_machine_without_a_setting_leaves_gpus_idle() -> None:
-    """An explicit number is obeyed or refused; several machines are paid for as a whole."""
-    assert found(gpus=8, usable=2) == Topology(1, 2, idle_gpus=6)
-    assert found(gpus=8, usable=2, ranks=8) == Topology(1, 8)
-    assert found(gpus=8, usable=2, launch=LaunchConfig(ranks_per_node=8)) == Topology(1, 8)
-    assert found(SLURM_STEP, gpus=8, usable=2).ranks_per_node == 8
+YAML = LaunchConfig(nodes=3, ranks_per_node=4, rendezvous="yaml:1")
+TORCHRUN = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "6", "PET_NODE_RANK": "1", "MASTER_ADDR": "m"}
+KUBEFLOW = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "job-0", "MASTER_PORT": "23456"}
+WORDS = {"nodes": 5, "ranks": 7, "node_rank": 0, "rendezvous": "me:9"}
 
 
-def test_the_command_line_wins_over_the_environment_and_that_over_the_yaml() -> None:
-    yaml = LaunchConfig(nodes=3, ranks_per_node=4, rendezvous="yaml:1")
-    assert found(launch=yaml, gpus=8) == Topology(3, 4, None, "yaml:1")
-    torchrun = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "6", "PET_NODE_RANK": "1", "MASTER_ADDR": "m"}
-    assert found(torchrun, yaml, gpus=8) == Topology(2, 6, 1, "yaml:1")
-    words = {"nodes": 5, "ranks": 7, "node_rank": 0, "rendezvous": "me:9"}
-    assert found(torchrun, yaml, gpus=8, **words) == Topology(5, 7, 0, "me:9")
-    assert found(launch=yaml, nodes=1) == Topology(1, 4)  # a YAML for a cluster, tried on one machine
-
-
-def test_a_slurm_step_knows_its_machines_and_where_they_meet() -> None:
-    assert found(SLURM_STEP, gpus=8) == Topology(4, 8, 2, "gpu003:20123")
-    assert found(SLURM_STEP, gpus=8).num_ranks == 32
-
-
-def test_a_slurm_job_of_one_machine_needs_no_srun() -> None:
-    assert found({"SLURM_JOB_ID": "1", "SLURM_NNODES": "1"}, gpus=2) == Topology(1, 2)
+@pytest.mark.parametrize(
+    ("environment", "words", "expected"),
+    [
+        pytest.param({}, {}, Topology(1, 1), id="a laptop"),
+        pytest.param({}, {"gpus": 8}, Topology(1, 8), id="a process for each GPU"),
+        # an explicit number is obeyed or refused; several machines are paid for as a whole
+        pytest.param({}, {"gpus": 8, "usable": 2}, Topology(1, 2, idle_gpus=6), id="a single machine leaves GPUs idle"),
+        ({}, {"gpus": 8, "usable": 2, "ranks": 8}, Topology(1, 8)),
+        ({}, {"gpus": 8, "usable": 2, "launch": LaunchConfig(ranks_per_node=8)}, Topology(1, 8)),
+        (SLURM_STEP, {"gpus": 8, "usable": 2}, Topology(4, 8, 2, "gpu003:20123")),
+        pytest.param({"SLURM_JOB_ID": "1", "SLURM_NNODES": "1"}, {"gpus": 2}, Topology(1, 2), id="a job without srun"),
+        pytest.param(KUBEFLOW, {}, Topology(2, 1, 0, "job-0:23456"), id="Kubeflow says where to meet"),
+        # the command line wins over the environment, and that over the YAML
+        ({}, {"gpus": 8, "launch": YAML}, Topology(3, 4, None, "yaml:1")),
+        (TORCHRUN, {"gpus": 8, "launch": YAML}, Topology(2, 6, 1, "yaml:1")),
+        (TORCHRUN, {"gpus": 8, "launch": YAML, **WORDS}, Topology(5, 7, 0, "me:9")),
+        pytest.param({}, {"launch": YAML, "nodes": 1}, Topology(1, 4), id="a YAML of a cluster on one machine"),
+    ],
+)
+def test_processes_and_machines_are_found(
+    environment: dict[str, str], words: dict[str, Any], expected: Topology
+) -> None:
+    assert found(environment, **words) == expected
 
 
 @pytest.mark.parametrize(
@@ -123,11 +122,6 @@ def test_a_slurm_job_of_one_machine_needs_no_srun() -> None:
 def test_what_would_wait_for_ever_is_refused(environment: dict[str, str], words: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         found(environment, **words)
-
-
-def test_kubeflows_variables_say_where_to_meet() -> None:
-    environment = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "MASTER_ADDR": "job-0", "MASTER_PORT": "23456"}
-    assert found(environment) == Topology(2, 1, 0, "job-0:23456")
 
 
 def test_a_process_of_torchrun_or_composer_is_a_rank() -> None:

@@ -11,34 +11,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.hosts import Host, hosts_with_a_hub, missing, three_hosts, two_hosts
+from tests.launch.hosts import Host, hosts_with_a_hub, hosts_with_a_switch, missing
 from tests.launch.hub import Hub
-from tests.support import forked
 from tests.support.jobs import LONG, RUN, SHORT, alive, children, environment, losses, wait_for_steps
+from tests.support.runs import launch
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(290)
 TIMEOUT = 8  # distributed.timeout_seconds
 BUSY = 30  # additional seconds for a busy machine
 HEARD = 1.5  # seconds until each rank knows the others and their machines
 SILENT = r"error: rank 1 on host-b: 10\.77\.0\.1:\d+, where the ranks meet: no answer .* machine \(host-a, with rank 0"
+HANGS = "error: rank 1 on host-b: hangs: no sign of life"
+LOST = r".*error: (rank 1 on host-b: lost the machine|lost) 10\.77\.0\.1:\d+"
 
 
 @pytest.fixture
-def hosts() -> Iterator[tuple[Host, Host]]:
+def hosts() -> Iterator[list[Host]]:
     reason = missing()
     if reason is not None:
         pytest.skip(reason)
-    with two_hosts() as found:
+    with hosts_with_a_switch() as found:
         yield found
 
 
 class Pair:
     """A run with one rank on each of two or more hosts; the first host is the rendezvous."""
 
-    def __init__(
-        self, hosts: tuple[Host, ...], words: list[str], folder: Path, meets: str = "", **variables: str
-    ) -> None:
+    def __init__(self, hosts: list[Host], words: list[str], folder: Path, meets: str = "", **variables: str) -> None:
         self.logs = [folder / f"{host.name}.log" for host in hosts]
         endpoint = f"{meets or hosts[0].address}:29500"
         self.launchers = []
@@ -47,12 +47,20 @@ class Pair:
             with log.open("w") as output:
                 self.launchers.append(host.start([*RUN, *words, *where], output, **environment(**variables)))
 
-    def kill(self, number: int) -> None:
-        """Kill all processes of a run on one host, as in a power loss."""
+    def send(self, number: int, sent: signal.Signals) -> None:
+        """Signal all processes of a run on one host: SIGKILL is a power loss, SIGSTOP a machine that freezes."""
         launcher = self.launchers[number].pid
         for pid in [launcher, *children(launcher)]:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, sent)
+
+    def kill(self, number: int) -> None:
+        self.send(number, signal.SIGKILL)
         self.launchers[number].wait()
+
+    def succeed(self, seconds: float = 150) -> None:
+        for number in range(len(self.launchers)):
+            code, output = self.end(number, seconds)
+            assert code == 0, output
 
     def end(self, number: int, seconds: float) -> tuple[int, str]:
         code = self.launchers[number].wait(seconds)
@@ -64,19 +72,16 @@ def test_a_name_that_is_a_loopback_address_at_home_is_no_place_to_meet(tiny_run:
     """Debian and Ubuntu write 127.0.1.1 for a machine's own name, which other machines cannot reach."""
     if reason := missing():
         pytest.skip(reason)
-    with two_hosts("192.168.77") as hosts:
+    with hosts_with_a_switch(network="192.168.77") as hosts:
         for host in hosts:
             host.write_etc_hosts({each.name: each.address if each != host else "127.0.1.1" for each in hosts})
-        pair = Pair(hosts, tiny_run(*SHORT), tmp_path, meets="host-a")
-        for number in (0, 1):
-            code, output = pair.end(number, 150)
-            assert code == 0, output
+        Pair(hosts, tiny_run(*SHORT), tmp_path, meets="host-a").succeed()
 
 
 @pytest.mark.weekly
 @pytest.mark.slow
 def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_reported(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
+    hosts: list[Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     for host in hosts:
         host.write_etc_hosts({"host-a": "127.0.1.1"})
@@ -90,17 +95,10 @@ def test_a_first_machine_that_is_a_loopback_address_elsewhere_is_reported(
 @pytest.mark.weekly
 @pytest.mark.slow
 def test_a_lost_host_is_named_and_the_run_resumes_as_if_never_stopped(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
+    hosts: list[Host], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     changes = ("phases.short.tokens=8000", "checkpoint.interval_steps=4", f"distributed.timeout_seconds={TIMEOUT}")
-    done = forked.run(
-        [*RUN, *tiny_run("name=whole", *changes), "--ranks", "2"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.returncode == 0, done.stderr
+    launch(tiny_run("name=whole", *changes))
     words, folder = tiny_run("name=lost", *changes), tmp_path / "runs/lost"
     pair = Pair(hosts, words, tmp_path)
     wait_for_steps(folder, 6, pair.launchers)
@@ -108,14 +106,11 @@ def test_a_lost_host_is_named_and_the_run_resumes_as_if_never_stopped(
     code, output = pair.end(0, TIMEOUT + 30 + 30)  # documented: timeout plus 30 seconds; 30 more for a busy machine
     assert code == 70, output
     assert output.splitlines()[-1].startswith("error: rank 1 on host-b: is gone")
-    again = Pair(hosts, words, tmp_path)
-    for number in (0, 1):
-        code, output = again.end(number, 150)
-        assert code == 0, output
+    Pair(hosts, words, tmp_path).succeed()
     assert losses(folder) == losses(tmp_path / "runs/whole") and len(losses(folder)) > 15
 
 
-def training(hosts: tuple[Host, ...], tiny_run: TinyRun, folder: Path, *changes: str, **variables: str) -> Pair:
+def training(hosts: list[Host], tiny_run: TinyRun, folder: Path, *changes: str, **variables: str) -> Pair:
     """Return a long run in its fourth step or later, in which every rank knows the others."""
     words = tiny_run(*LONG, f"distributed.timeout_seconds={TIMEOUT}", *changes)
     pair = Pair(hosts, words, folder, **variables)
@@ -126,53 +121,35 @@ def training(hosts: tuple[Host, ...], tiny_run: TinyRun, folder: Path, *changes:
 
 @pytest.mark.weekly
 @pytest.mark.slow
-@pytest.mark.parametrize("lose", [Host.cut, Host.lose_packets_to], ids=["cable", "one way"])
-def test_a_way_that_is_lost_ends_both_sides(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path, lose: Callable[..., None]
+@pytest.mark.parametrize(
+    ("harm", "seconds", "code", "last_lines"),
+    [
+        # nothing is closed or refused, so only the silence is noticed; each side must end by itself
+        pytest.param(lambda pair, a, b: b.cut(), 15, 124, {0: HANGS, 1: SILENT}, id="a cable"),
+        pytest.param(lambda pair, a, b: b.lose_packets_to(a), 15, 124, {0: HANGS, 1: SILENT}, id="one way"),
+        # requests to the store block; the other must not take its own healthy rank for frozen
+        pytest.param(lambda pair, *_: pair.send(0, signal.SIGSTOP), 30, 124, {1: SILENT}, id="a frozen first host"),
+        # no message can be exchanged: only the address of the store can be named, by a rank or a launcher
+        pytest.param(lambda pair, *_: pair.kill(0), 50, 70, {1: LOST}, id="a lost first host"),
+        pytest.param(lambda pair, *_: pair.launchers[1].terminate(), 50, 75, {0: "", 1: ""}, id="a signal"),
+    ],
+)
+def test_what_happens_to_one_host_ends_both(
+    hosts: list[Host],
+    tiny_run: TinyRun,
+    tmp_path: Path,
+    harm: Callable[..., None],
+    seconds: float,
+    code: int,
+    last_lines: dict[int, str],
 ) -> None:
-    """Nothing is closed or refused, so only the silence is noticed; each side must end by itself."""
     pair = training(hosts, tiny_run, tmp_path)
-    ranks = [pid for launcher in pair.launchers for pid in children(launcher.pid)]
-    lose(hosts[1], *hosts[: lose is Host.lose_packets_to])
-    ends = [pair.end(number, TIMEOUT + 15 + BUSY) for number in (0, 1)]
-    assert [code for code, _ in ends] == [124, 124], ends
-    assert ends[0][1].splitlines()[-1].startswith("error: rank 1 on host-b: hangs: no sign of life")
-    assert re.match(SILENT, ends[1][1].splitlines()[-1])
+    ranks = [pid for number in last_lines for pid in children(pair.launchers[number].pid)]
+    harm(pair, *hosts)
+    for number, line in last_lines.items():
+        found, output = pair.end(number, TIMEOUT + seconds + BUSY)
+        assert found == code and re.match(line, output.splitlines()[-1]), output
     assert not any(alive(pid) for pid in ranks)
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-def test_a_frozen_first_host_is_named_by_the_other(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
-    """It holds the store, so requests to it block; the other must not take its own healthy rank for frozen."""
-    pair = training(hosts, tiny_run, tmp_path)
-    launcher = pair.launchers[0].pid
-    for pid in [launcher, *children(launcher)]:
-        os.kill(pid, signal.SIGSTOP)
-    code, output = pair.end(1, TIMEOUT + 30 + 30)
-    assert code == 124, output
-    assert re.match(SILENT, output.splitlines()[-1]), output
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-def test_a_signal_on_one_host_saves_on_both(hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path) -> None:
-    pair = training(hosts, tiny_run, tmp_path)
-    pair.launchers[1].terminate()
-    assert [pair.end(number, 90)[0] for number in (0, 1)] == [75, 75]
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-def test_the_first_host_that_is_lost_ends_the_other(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
-) -> None:
-    """It held the store, so no message can be exchanged; only its address can be named, by a rank or a launcher."""
-    pair = training(hosts, tiny_run, tmp_path)
-    pair.kill(0)
-    code, output = pair.end(1, 90)
-    assert code == 70
-    assert re.search(r"error: (rank 1 on host-b: lost the machine|lost) 10\.77\.0\.1:\d+", output.splitlines()[-1])
 
 
 @pytest.mark.weekly
@@ -180,7 +157,7 @@ def test_the_first_host_that_is_lost_ends_the_other(
 def test_one_of_three_hosts_that_is_cut_off_is_named_by_the_others(tiny_run: TinyRun, tmp_path: Path) -> None:
     if reason := missing():
         pytest.skip(reason)
-    with three_hosts() as hosts:
+    with hosts_with_a_switch(3) as hosts:
         pair = training(hosts, tiny_run, tmp_path, "phases.short.batch_rows=6", "phases.long.batch_rows=3")
         hosts[2].cut()
         ends = [pair.end(number, TIMEOUT + 15 + BUSY) for number in (0, 1, 2)]
@@ -191,7 +168,7 @@ def test_one_of_three_hosts_that_is_cut_off_is_named_by_the_others(tiny_run: Tin
 
 
 @pytest.fixture
-def hub() -> Iterator[tuple[Hub, tuple[Host, Host]]]:
+def hub() -> Iterator[tuple[Hub, list[Host]]]:
     reason = missing() or (None if os.access("/dev/net/tun", os.W_OK) else "no /dev/net/tun here")
     if reason is not None:
         pytest.skip(reason)
@@ -202,21 +179,19 @@ def hub() -> Iterator[tuple[Hub, tuple[Host, Host]]]:
 @pytest.mark.weekly
 @pytest.mark.slow
 def test_a_network_that_loses_a_third_of_all_packets_is_slow_and_no_more(
-    hub: tuple[Hub, tuple[Host, Host]], tiny_run: TinyRun, tmp_path: Path
+    hub: tuple[Hub, list[Host]], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     network, hosts = hub
     pair = Pair(hosts, tiny_run(*SHORT), tmp_path)
     wait_for_steps(tmp_path / "runs/tiny", 1, pair.launchers)
     network.loss = 0.3
-    for number in (0, 1):
-        code, output = pair.end(number, 250)
-        assert code == 0, output
+    pair.succeed(250)
 
 
 @pytest.mark.weekly
 @pytest.mark.slow
 def test_a_network_that_carries_no_collectives_blames_no_machine(
-    hub: tuple[Hub, tuple[Host, Host]], tiny_run: TinyRun, tmp_path: Path
+    hub: tuple[Hub, list[Host]], tiny_run: TinyRun, tmp_path: Path
 ) -> None:
     """Both ranks are alive and send heartbeats; a blamed machine would be excluded by the scheduler."""
     network, hosts = hub
@@ -232,40 +207,32 @@ def test_a_network_that_carries_no_collectives_blames_no_machine(
 
 @pytest.mark.weekly
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("frozen", "seconds", "last", "before"),
+    [
+        (
+            1,
+            60,
+            "warning: no launcher's farewell from host-b for 60 s",
+            "this machine's ranks have finished; waiting for",
+        ),
+        # the next request to the store is never answered, and torch's agent would wait without a limit
+        (0, 15, "10.77.0.1:29500, where the machines meet, does not answer", ""),
+    ],
+    ids=["it holds no store", "it holds the store"],
+)
 def test_a_launcher_that_is_frozen_after_a_finished_run_is_not_waited_for(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
+    hosts: list[Host], tiny_run: TinyRun, tmp_path: Path, frozen: int, seconds: float, last: str, before: str
 ) -> None:
-    pair = _with_finished_ranks(hosts, tiny_run(*SHORT), tmp_path)
-    code, output = pair.end(0, 60 + BUSY)
-    assert code == 0, output
-    assert "this machine's ranks have finished; waiting for the other machines, up to 60 s" in output
-    assert "warning: no launcher's farewell from host-b for 60 s" in output.splitlines()[-1], output
-    pair.kill(1)
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-def test_a_frozen_launcher_that_holds_the_store_is_not_waited_for_either(
-    hosts: tuple[Host, Host], tiny_run: TinyRun, tmp_path: Path
-) -> None:
-    """Its next request to the store is never answered, and torch's agent would wait without a limit."""
-    pair = _with_finished_ranks(hosts, tiny_run(*SHORT), tmp_path)
-    os.kill(pair.launchers[0].pid, signal.SIGSTOP)
-    os.kill(pair.launchers[1].pid, signal.SIGCONT)
-    code, output = pair.end(1, 15 + BUSY)
-    assert code == 0, output
-    assert "10.77.0.1:29500, where the machines meet, does not answer" in output.splitlines()[-1], output
-    pair.kill(0)
-
-
-def _with_finished_ranks(hosts: tuple[Host, Host], words: list[str], folder: Path) -> Pair:
-    """Run to the end, with the second launcher frozen before it notices; the first one waits for it."""
-    pair = Pair(hosts, words, folder)
-    wait_for_steps(folder / "runs/tiny", 2, pair.launchers)
+    """The second launcher is frozen before it notices the end, and the first one waits for it."""
+    pair = Pair(hosts, tiny_run(*SHORT), tmp_path)
+    wait_for_steps(tmp_path / "runs/tiny", 2, pair.launchers)
     ranks = [pid for launcher in pair.launchers for pid in children(launcher.pid)]
     os.kill(pair.launchers[1].pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 150
-    while any(map(alive, ranks)):
-        assert time.monotonic() < deadline, "the run does not end"
-        time.sleep(0.1)
-    return pair
+    until(lambda: not any(map(alive, ranks)), 150)
+    if frozen == 0:
+        os.kill(pair.launchers[0].pid, signal.SIGSTOP)
+        os.kill(pair.launchers[1].pid, signal.SIGCONT)
+    code, output = pair.end(1 - frozen, seconds + BUSY)
+    assert code == 0 and before in output and last in output.splitlines()[-1], output
+    pair.kill(frozen)

@@ -24,6 +24,9 @@ from typing import Any
 from benchmarks.drill import lab
 from benchmarks.drill.warm import _print_to, prepare
 from modernbert_train.data.dataset_card import CARD, LENGTHS, file_sha256
+from tests.support import forked
+from tests.support.jobs import environment
+from tests.support.paths import ROOT
 
 SECRET = "pl4nted-s3cret-value"
 VICTIM = "this text must stay\n"
@@ -37,6 +40,14 @@ sources:
 tokenizer: {path: data/tokenizer}
 max_characters: 100000
 """
+
+
+def lines_of(module: str, *arguments: Path | str) -> list[dict[str, Any]]:
+    """Run a program of this folder; return its lines of JSON."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = forked.run(command, env=environment(), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def make_good(folder: Path) -> None:

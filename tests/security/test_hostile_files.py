@@ -5,9 +5,6 @@ If this breaks, a checkpoint or a dataset from a stranger costs more than its ow
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +12,11 @@ import pytest
 
 from benchmarks.drill.lab import DOCUMENTED
 from tests.security.hostile import HOSTILE, VERBS
-from tests.security.opening import SECRET
-from tests.support import forked
-from tests.support.paths import ROOT
+from tests.security.opening import SECRET, lines_of
 
 MEMORY = 2_000_000_000  # imports take 0.4 GB of it
 # the harm is nothing to a verb that does not read it
 MAY_SUCCEED = (0, *DOCUMENTED)
-
-
-def opened(folder: Path, which: str) -> list[dict[str, Any]]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.security.opening", str(folder), which]
-    done = forked.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def harm_of(found: dict[str, Any]) -> list[str]:
@@ -54,29 +41,20 @@ def harm_of(found: dict[str, Any]) -> list[str]:
     return harm
 
 
-def require_harmless(all_found: list[dict[str, Any]]) -> None:
-    harmful = {f"{found['name']}, by {found['verb']}": harm for found in all_found if (harm := harm_of(found))}
-    assert not harmful, "\n".join(f"{name}: {'; '.join(harm)}" for name, harm in harmful.items())
-
-
-def test_there_are_enough() -> None:
-    assert len(HOSTILE) >= 60 and all(kind in VERBS for kind, _ in HOSTILE.values())
-
-
 @pytest.mark.runs
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("which", ["few", pytest.param("first", marks=pytest.mark.slow)])
-def test_each_file_by_one_verb(tmp_path: Path, which: str) -> None:
-    found = opened(tmp_path, which)
+@pytest.mark.parametrize(
+    "which",
+    [
+        pytest.param("few", marks=pytest.mark.timeout(600)),
+        pytest.param("first", marks=(pytest.mark.timeout(600), pytest.mark.slow)),
+        pytest.param("all", marks=(pytest.mark.timeout(3000), pytest.mark.weekly, pytest.mark.slow)),
+    ],
+)
+def test_hostile_files_do_no_harm(tmp_path: Path, which: str) -> None:
+    """One of each sort by one verb, each by one verb, and each by every verb that opens it."""
+    found = lines_of("tests.security.opening", tmp_path, which)
     sorts = {(name.split(":")[0], kind) for name, (kind, _) in HOSTILE.items()}
-    assert len(found) == (len(sorts) if which == "few" else len(HOSTILE))
-    require_harmless(found)
-
-
-@pytest.mark.weekly
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_each_file_by_every_verb(tmp_path: Path) -> None:
-    found = opened(tmp_path, "all")
-    assert len(found) == sum(len(VERBS[kind]) for kind, _ in HOSTILE.values())
-    require_harmless(found)
+    verbs = sum(len(VERBS[kind]) for kind, _ in HOSTILE.values())
+    assert len(found) == {"few": len(sorts), "first": len(HOSTILE), "all": verbs}[which]
+    harmful = {f"{each['name']}, by {each['verb']}": harm for each in found if (harm := harm_of(each))}
+    assert not harmful, "\n".join(f"{name}: {'; '.join(harm)}" for name, harm in harmful.items())

@@ -5,9 +5,6 @@ If this breaks, a key is copied with a run folder, published with a model card, 
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +12,8 @@ import pytest
 from modernbert_train.config.load import load_run
 from modernbert_train.core.redact import HIDDEN, has_secret, redact, redacted
 from modernbert_train.errors import ConfigError, DataError
+from tests.security.opening import lines_of
 from tests.security.telling import SHAPES, TEXTS, WORDS
-from tests.support import forked
-from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
 
 
@@ -67,11 +63,7 @@ def test_the_folder_that_a_shell_is_in_is_no_password(tiny_run: TinyRun, monkeyp
 @pytest.mark.timeout(600)
 def test_no_secret_is_shown_or_kept(tmp_path: Path) -> None:
     """By check, train, export, report and runs, in logs, run folders, records, pages and model cards."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.security.telling", str(tmp_path)]
-    done = forked.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = {entry.pop("use"): entry for entry in map(json.loads, done.stdout.splitlines())}
+    found = {entry.pop("use"): entry for entry in lines_of("tests.security.telling", tmp_path)}
     assert {use: entry["told"] for use, entry in found.items() if entry["told"]} == {}
     # every case has really run, failed or been refused, with each secret in its place
     assert {use: entry["codes"] for use, entry in found.items()} == {
