@@ -25,7 +25,7 @@ from modernbert_train.checkpoints.verified import require_files
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from tests.support.small_checkpoint import CONFIG, sign, state_of, write
+from tests.support.small_checkpoint import CONFIG, flip_last_bit, sign, state_of, write
 
 STEPS = (100, 200, 300, 400, 500)
 
@@ -75,11 +75,7 @@ class SmallRun:
         copier.copy_records()
 
     def flip(self, step: int, name: str = "model.safetensors") -> None:
-        """Flip a bit of the last byte."""
-        path = self.at(step) / name
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(bytes(content))
+        flip_last_bit(self.at(step) / name)
 
     def says(self, action: str, *words: str | Path, code: int = 0) -> str:
         """Run an action, check its exit code, and return both its outputs."""
