@@ -8,11 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor
 
 from modernbert_train.__main__ import main
-from tests.support.runs import newest, records
+from tests.support.runs import assert_same_state, newest, records
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
 PLAIN = ("phases.short.batch_warmup=null", "phases.long.row_tokens=64", "phases.long.batch_rows=8")
@@ -20,10 +18,6 @@ PLAIN = ("phases.short.batch_warmup=null", "phases.long.row_tokens=64", "phases.
 
 def train(words: list[str]) -> int:
     return main(["train", *words])
-
-
-def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def phase_end(folder: Path) -> Path:
@@ -51,7 +45,7 @@ def test_a_rollback_that_keeps_clock_moments_and_data_equals_the_run_it_left(
     assert again and again == whole[-len(again) :] and len(again) < len(whole)
     ends = [newest(runs / "whole"), newest(tmp_path / "runs/again")]
     assert ends[0].folder.name == ends[1].folder.name
-    assert same(ends[0].weights(), ends[1].weights()) and same(ends[0].optimizer(), ends[1].optimizer())
+    assert_same_state(*ends)
 
 
 @pytest.mark.runs
@@ -93,5 +87,4 @@ def test_a_phase_empties_the_moments_once_even_if_it_dies_at_the_border(tiny_run
     for name, number in (("before", border), ("after", border + 1)):  # as if killed right there
         at = whole / "checkpoints" / f"step-{number:08d}"
         assert train(tiny_run(*words, f"name={name}", f"start={{checkpoint: {at}, clock: keep}}")) == 0
-        end = newest(tmp_path / "runs" / name)
-        assert same(end.weights(), newest(whole).weights()) and same(end.optimizer(), newest(whole).optimizer()), name
+        assert_same_state(newest(tmp_path / "runs" / name), newest(whole))

@@ -116,13 +116,6 @@ def test_validation_stops_at_max_tokens_and_never_divides_by_nothing(tiny_run: T
         evaluate(tiny_run("eval.max_tokens=1", "objective.eval_mask_rate=0.001"), Flat())
 
 
-def test_validation_leaves_the_mode_of_the_model_alone(tiny_run: TinyRun) -> None:
-    """A model left in eval mode would train on without dropout."""
-    model = Flat().train()
-    evaluate(tiny_run(), model)
-    assert model.training
-
-
 def test_missing_token_counts_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"token_counts\.npy: cannot be read"):
         Unigram.from_counts([TokenCounts(tmp_path / TOKEN_COUNTS, 9, 1.0)], 512)

@@ -9,11 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support import forked
 from tests.support.paths import ROOT
-from tests.support.runs import TRAIN, finish, interrupt_after, newest, records
+from tests.support.runs import TRAIN, assert_same_state, finish, interrupt_after, newest, records
 from tests.support.tiny_run import TinyRun
 
 
@@ -42,10 +41,7 @@ def test_a_run_killed_again_and_again_equals_one_that_never_stopped(tiny_run: Ti
     assert len(records(broken, "resume")) == 3
     one, other = newest(whole), newest(broken)
     assert one.step == other.step == expected[-1]["step"]
-    for name, tensor in one.weights().items():
-        assert torch.equal(tensor, other.weights()[name]), name
-    for name, tensor in one.optimizer().items():
-        assert torch.equal(tensor, other.optimizer()[name]), name
+    assert_same_state(one, other)
 
 
 @pytest.mark.runs
