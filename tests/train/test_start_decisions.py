@@ -144,7 +144,9 @@ def test_where_a_start_starts(place: Place, other: Path, there: str, overrides: 
 @pytest.mark.parametrize(
     ("there", "overrides", "kind", "message"),
     [
-        ("finished", ["phases.long.tokens=9000"], ConfigError, "phases.long.tokens: 2000 -> 9000"),
+        ("finished", ["phases.long.tokens=9000"], ConfigError,
+         r"(?s)step-00000009: trained to .*\n  phases\.long\.tokens: 2000 -> 9000\n"
+         ".*Only what lies ahead can still be changed.*another name= and start.checkpoint="),
         ("no folder", ["start.checkpoint={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
         ("no folder", ["start.checkpoint={other}", "optim={{name: adamw, lr: 1}}"], ConfigError, "has adamw"),
         ("no folder", ["start.checkpoint={other}", "start.clock=keep", "phases.long=null"], ConfigError,

@@ -193,15 +193,6 @@ def test_the_last_batches_of_a_run_can_be_seen_and_none_after(
     assert said == f"error: --batch {last + 1}: the run ends with batch {last}. Name one from 1 to {last}.\n"
 
 
-def test_bad_data_and_bad_configurations_are_reported(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", *tiny_run(f"data.train={tmp_path}/absent")]) == 65
-    assert f"{tmp_path}/absent" in capsys.readouterr().err
-    assert main(["inspect", *tiny_run("model.num_heads=3")]) == 78
-    assert "is not a multiple of model.num_heads=3" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_it_needs_no_composer(tiny_run: TinyRun) -> None:
     code = (
@@ -231,25 +222,3 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
 def test_text_cannot_drive_the_terminal() -> None:
     """A document may contain escape sequences, which could repaint the screen or worse."""
     assert visible("a\x1b[31mb\tc\nd\u202e é") == "a\\x1b[31mb\\tc↵d\\u202e é"
-
-
-@pytest.mark.runs
-def test_a_reader_may_leave_and_an_output_may_lack_characters() -> None:
-    """`inspect ... | head`, and a log in ASCII: neither may cause a traceback."""
-    code = (
-        "from modernbert_train.core.lasting_output import lasting_output\n"
-        "lasting_output()(print)('↵ä' + 'x' * 1_000_000)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={"PYTHONIOENCODING": "ascii"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout is not None and process.stderr is not None
-    assert process.stdout.read(14) == b"\\u21b5\\xe4xxxx"
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait(20) == 0
-    process.stderr.close()
