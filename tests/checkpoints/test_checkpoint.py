@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -112,17 +114,12 @@ def test_a_crash_while_writing_leaves_nothing_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_written: int
 ) -> None:
     write(tmp_path, 1)
-    calls = 0
-
-    class Killed(BaseException):
-        pass
+    calls = itertools.count()
 
     def dying(call: Callable[..., Any]) -> Callable[..., Any]:
         def or_die(*args: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > files_written:
-                raise Killed
+            if next(calls) == files_written:
+                raise KeyboardInterrupt
             return call(*args)
 
         return or_die
@@ -130,7 +127,7 @@ def test_a_crash_while_writing_leaves_nothing_visible(
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "write_hashed", dying(checkpoint.write_hashed))
         patched.setattr(FileHash, "of", dying(FileHash.of))
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             write(tmp_path, 2)
     found, _ = newest_valid(tmp_path)
     assert found is not None and found.step == 1
@@ -147,11 +144,7 @@ def test_no_space_is_reported_with_both_numbers_and_costs_nothing(
     with pytest.raises(StorageError, match=r"needs [\d,]+ bytes, 100 are free\. .* and set runs_folder; older"):
         write(tmp_path, 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "publish", full)
+    monkeypatch.setattr(checkpoint, "publish", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(StorageError, match="No space left on device"):
         write(tmp_path, 2)
     assert steps(tmp_path) == [1]

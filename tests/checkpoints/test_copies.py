@@ -13,6 +13,7 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -124,16 +125,12 @@ def changed(store: Store, name: str, source: IO[bytes]) -> FileHash:
     return WRITE(Store("memory://x", "y", 1), name, BytesIO(content))  # the bytes sent
 
 
-def refused(store: Store, name: str, source: IO[bytes]) -> FileHash:
-    raise StorageError(f"{name}: busy")
-
-
 @pytest.mark.parametrize(
     ("kind", "of_store", "message"),
     [
         ("step-", changed, r"step-00000003/\S+: the store gives back other bytes"),
         (RECORD, changed, r"record/metrics\.jsonl: the store gives back other bytes"),
-        (RECORD, refused, r"record/metrics\.jsonl: busy"),
+        (RECORD, Mock(side_effect=StorageError("busy")), "busy"),
     ],
 )
 def test_a_checkpoint_is_there_only_whole_and_with_the_record_of_its_steps(
@@ -238,10 +235,7 @@ def test_a_damaged_file_of_the_record_does_not_end_every_later_start(
 def test_a_store_that_cannot_be_asked_starts_nothing_from_zero(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(self: Store) -> dict[int, str]:
-        raise StorageError(f"{self.url}: OSError: no route to host")
-
-    monkeypatch.setattr(Store, "steps", fail)
+    monkeypatch.setattr(Store, "steps", Mock(side_effect=StorageError("no route to host")))
     with pytest.raises(StorageError, match="nothing is started from zero"):
         fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     write(home.checkpoints, 1)
@@ -273,11 +267,7 @@ def test_a_url_is_judged_before_anything_starts(url: str, found: str) -> None:
 
 def test_errors_of_a_store_are_ours(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     for error, kind in ((PermissionError("x"), ConfigError), (TimeoutError("x"), StorageError)):
-
-        def fail(*_: object, error: Exception = error, **__: object) -> None:
-            raise error
-
-        monkeypatch.setattr(home.store._fs, "ls", fail)
+        monkeypatch.setattr(home.store._fs, "ls", Mock(side_effect=error))
         with pytest.raises(RunError) as caught:
             home.store.steps()
         assert type(caught.value) is kind and home.store.url in str(caught.value)

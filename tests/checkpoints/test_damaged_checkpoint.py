@@ -107,11 +107,7 @@ STATE_EDITS: list[tuple[str, Any, str]] = [
     ("training.timestamp.batch", 999, "training.timestamp.batch: expected 2, found 999"),
     ("training.timestamp.token", 1, "training.timestamp.token: expected 20, found 1"),
     ("training.loader.streams.train.block", -1, "training.loader.streams.train.block: expected a whole number"),
-    (
-        "training.loader.packer.waiting",
-        [[1, [1, 2, 3]]],
-        r"loader.packer.waiting\[0\]\[1\]: expected a list of 4",
-    ),
+    ("training.loader.packer.waiting", [[1, [1, 2, 3]]], r"loader.packer.waiting\[0\]\[1\]: expected a list of 4"),
     ("training.stability.losses", [None], r"training.stability.losses\[0\]: expected a number"),
     (
         "training.stability.skipped_updates.0.step",

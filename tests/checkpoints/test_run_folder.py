@@ -86,16 +86,6 @@ def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(folder: RunFolder
     assert "is now compute.device. Rename it." in str(error.value) and "--fresh" in str(error.value)
 
 
-def test_the_saved_configuration_runs_by_itself(tiny_run: TinyRun) -> None:
-    """`train runs/NAME` must mean the run in that folder."""
-    config = read_run(tiny_run("optim.lr=1e-3"))
-    folder = RunFolder(config)
-    folder.open()
-    folder.save_config()
-    folder.close()
-    assert read_run([str(folder.path)]) == config
-
-
 @pytest.mark.runs
 def test_fresh_puts_the_old_run_aside_and_deletes_nothing(tiny_run: TinyRun, folder: RunFolder) -> None:
     folder.record({"kind": "step", "step": 1})

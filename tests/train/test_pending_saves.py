@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,9 +25,7 @@ from modernbert_train.checkpoints.verified import partial_folders, step_folders,
 from modernbert_train.train import checkpointing
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.step import Loop
-from tests.support import forked
-from tests.support.paths import ROOT
-from tests.support.runs import assert_same_state, records
+from tests.support.runs import assert_same_state, finish, records
 from tests.support.tiny_run import TinyRun
 from tests.support.unwatched_ranks import run_ranks
 
@@ -229,9 +226,8 @@ def test_an_error_on_several_ranks_ends_all_and_the_pending_one_is_whole_or_not_
         assert newest is None, "it cannot have been written"
     else:
         assert newest is not None and newest.step == 4
-    command = [sys.executable, "-m", "modernbert_train", "train", *words]
-    done = forked.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, output = finish(words)
+    assert code == 0, output
     steps = saved_steps(folder)
     assert steps[0] == 4 and steps[-1] == records(folder, "step")[-1]["step"]
     assert step_of(step_folders(folder / "checkpoints")[-1]) == steps[-1]

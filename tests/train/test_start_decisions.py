@@ -224,4 +224,5 @@ def test_the_data_of_a_start_are_those_of_the_run_or_named(
 
 
 def test_a_start_from_scratch_takes_the_data_as_they_are() -> None:
+    assert str(Start(None, [])) == "scratch", "in the banner"
     assert check_same_data(Start(None, []), CONFIG, {"tokenizer": "any"}) == {"tokenizer": "any"}

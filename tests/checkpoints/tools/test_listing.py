@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from modernbert_train.checkpoints.manifest import MANIFEST
 from modernbert_train.checkpoints.run_folder import take_lock
 from modernbert_train.checkpoints.tools import listing
 from tests.checkpoints.tools.small_run import SmallRun, as_schema_4, write_sharded
+from tests.support.probed import call_probed
 from tests.support.small_checkpoint import edit_state
 
 pytestmark = pytest.mark.runs
@@ -181,11 +180,5 @@ def test_both_schemas_whole_and_in_slices_are_understood(run: SmallRun) -> None:
 
 def test_list_needs_no_torch(run: SmallRun) -> None:
     """It takes less than seconds on a login node."""
-    code = (
-        "import sys\nfrom modernbert_train.__main__ import main\n"
-        "code = main(['checkpoints', 'list', sys.argv[1]])\n"
-        "print('loaded:', *(name for name in ('torch', 'composer', 'streaming', 'fsspec') if name in sys.modules))"
-    )
-    root, command = Path(__file__).parents[3], [sys.executable, "-c", code, str(run.folder)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    done = call_probed("checkpoints", "list", str(run.folder))
     assert done.returncode == 0 and done.stdout.endswith("loaded:\n"), done.stdout + done.stderr

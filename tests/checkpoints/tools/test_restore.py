@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -100,10 +101,7 @@ def test_newer_copies_do_not_come_back(copied: SmallRun) -> None:
 
 
 def test_a_store_that_fails_meanwhile_changes_nothing_here(copied: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: Store, name: str, to: str) -> None:
-        raise StorageError(f"{self.url}/{name}: the store is away.")
-
-    monkeypatch.setattr(Store, "move_folder", refused)
+    monkeypatch.setattr(Store, "move_folder", Mock(side_effect=StorageError("the store is away.")))
     before = copied.bytes()
     said = copied.says("restore", copied.folder, "300", code=74)
     assert "the store is away" in said and "--local" in said and copied.bytes() == before
