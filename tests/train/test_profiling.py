@@ -14,6 +14,7 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import ProfileConfig
 from modernbert_train.train.profiling import Profile, device_rows, host_rows, table
+from tests.support.runs import metrics
 from tests.support.tiny_run import TinyRun
 
 
@@ -27,8 +28,7 @@ def test_a_run_with_all_its_figures_and_a_profile(
     output = capsys.readouterr().out
 
     folder = tmp_path / "runs/tiny"
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [entry for entry in entries if entry["kind"] == "step"]
+    steps = metrics(folder, "step")
     assert "\ntiny: " in output and f", {len(steps)} steps, " in output
     flops = sum(step["rank_flops_per_second"] * step["seconds"] for step in steps)
     planned = float(output.split(" steps, ")[1].split()[0])

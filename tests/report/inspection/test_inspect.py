@@ -32,14 +32,6 @@ from tests.support.probed import call_probed
 from tests.support.tiny_run import TinyRun
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-TWO_STREAMS = (
-    "data.train=null",
-    "data.streams={a: {path: DATA/train, proportion: 0.25}, b: {path: DATA/validation, proportion: 0.75}}",
-)
-
-
-def two_streams(tiny_run: TinyRun, tiny_data: Path) -> RunConfig:
-    return read_run(tiny_run(*(word.replace("DATA", str(tiny_data)) for word in TWO_STREAMS)))
 
 
 def planned(config: RunConfig) -> tuple[TokenStreams, list[BatchPlan]]:
@@ -145,7 +137,8 @@ def test_colours_add_no_information(tiny_run: TinyRun) -> None:
 
 def test_mixture_and_packing_are_those_of_the_plans(tiny_run: TinyRun, tiny_data: Path) -> None:
     """All 12 or so batches of the first phase, counted chunk by chunk through the documents' streams."""
-    config = two_streams(tiny_run, tiny_data)
+    folders = "{{a: {{path: {0}/train, proportion: 0.25}}, b: {{path: {0}/validation, proportion: 0.75}}}}"
+    config = read_run(tiny_run("data.train=null", f"data.streams={folders.format(tiny_data)}"))
     text = inspect_run(config, 1, 1, color=False)
     streams, plans = planned(config)
     plans = [plan for plan in plans if plan.phase == "short"]
