@@ -86,6 +86,12 @@ def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(folder: RunFolder
     assert "is now compute.device. Rename it." in str(error.value) and "--fresh" in str(error.value)
 
 
+def test_the_saved_configuration_runs_by_itself(folder: RunFolder) -> None:
+    """`train runs/NAME` must mean the run in that folder."""
+    folder.save_config()
+    assert read_run([str(folder.path)]) == folder.config
+
+
 @pytest.mark.runs
 def test_fresh_puts_the_old_run_aside_and_deletes_nothing(tiny_run: TinyRun, folder: RunFolder) -> None:
     folder.record({"kind": "step", "step": 1})
