@@ -152,6 +152,7 @@ def test_where_a_start_starts(place: Place, other: Path, there: str, overrides: 
         ("no folder", ["start.checkpoint={other}", "start.clock=keep", "phases.long=null"], ConfigError,
          "is at 4,100 tokens, this run ends at 4,000"),
         ("no folder", ["weights.init_from={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
+        ("no folder", ["weights.init_from={runs}-gone"], DataError, "runs-gone: no such folder"),
     ],
 )  # fmt: skip
 def test_what_is_refused(
@@ -159,13 +160,13 @@ def test_what_is_refused(
 ) -> None:
     """The run's folder is unchanged, so the corrected start can use the same name."""
     THERE[there](place)
-    config = place.runs / "tiny/config.yaml"
-    before = config.read_text() if config.exists() else None
+    folder = place.runs / "tiny"
+    before = {file: file.read_bytes() for file in folder.glob("[!.]*.*")}
     with pytest.raises(RunError, match=message) as refused:
         place.start(*(word.format(runs=place.runs, other=other) for word in overrides))
     assert type(refused.value) is kind
-    assert (config.read_text() if config.exists() else None) == before
-    assert there != "no folder" or not config.parent.exists()
+    assert {file: file.read_bytes() for file in folder.glob("[!.]*.*")} == before
+    assert there != "no folder" or not folder.exists()
 
 
 @pytest.mark.parametrize("there", ["in the middle", "an average", "all damaged"])
