@@ -122,6 +122,7 @@ def assert_equal_runs(folder: Path, expected: Path, least: int = 11) -> None:
 
 def assert_same_state(one: Checkpoint, other: Checkpoint) -> None:
     """Assert equal weights, moments and step counts, bit for bit."""
+    assert one.weights() and one.optimizer()
     torch.testing.assert_close(one.weights(), other.weights(), rtol=0, atol=0)
     torch.testing.assert_close(one.optimizer(), other.optimizer(), rtol=0, atol=0)
 
