@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -42,17 +43,11 @@ def outcomes(done: dict[str, dict[str, Any]]) -> dict[str, str]:
 
 @pytest.mark.runs
 def test_a_part_that_fails_hangs_or_is_wrong_leaves_the_others_alone(tmp_path: Path) -> None:
-    def too_slow(out: Path, name: str) -> dict[str, float]:
-        raise Wrong("it lost", {"speed": 3.0})
-
-    def unreadable(out: Path, name: str) -> dict[str, float]:
-        raise KeyError("ms")
-
     parts = (
         Part("fails", "", "all", 1, python("print('error: no file'); raise SystemExit(3)"), otherwise="buy a file"),
         Part("hangs", "", "all", 0.02, HANGS),
-        Part("wrong", "", "all", 1, python(""), too_slow),
-        Part("unreadable", "", "all", 1, python(""), unreadable),
+        Part("wrong", "", "all", 1, python(""), Mock(side_effect=Wrong("it lost", {"speed": 3.0}))),
+        Part("unreadable", "", "all", 1, python(""), Mock(side_effect=KeyError("ms"))),
         Part("many", "", "all", 1, python(""), min_gpus=2),
         Part("works", "", "all", 1, python("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"),
              lambda out, name: {"speed": 3.0, "size": 2.0}, {"speed": (4, None), "size": (2, 2)}, "go faster"),

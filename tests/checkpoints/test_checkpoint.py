@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,10 +19,9 @@ import xxhash
 
 from modernbert_train.checkpoints import checkpoint, manifest
 from modernbert_train.checkpoints.checkpoint import newest_valid, verify
-from modernbert_train.checkpoints.manifest import MANIFEST, FileHash
+from modernbert_train.checkpoints.manifest import MANIFEST, FileHash, read_manifest
 from modernbert_train.checkpoints.removal import clean
 from modernbert_train.checkpoints.verified import step_folders
-from modernbert_train.core.tensor_files import write_tensors
 from modernbert_train.errors import StorageError
 from tests.support.small_checkpoint import CONFIG, WEIGHT, sign, state_of, write
 
@@ -74,16 +74,18 @@ def test_a_truncated_file_means_the_checkpoint_before(tmp_path: Path, name: str,
 
 @pytest.mark.runs
 def test_every_flipped_bit_is_seen_before_any_weight_is_used(tmp_path: Path) -> None:
-    folder = write(tmp_path, 1)
-    draw = random.Random(0)
-    for _ in range(100):
-        path = draw.choice([p for p in sorted(folder.iterdir()) if p.name != MANIFEST])
+    """In a manifest only its own hash protects the step, the reason to keep it, and the sizes."""
+    folder, draw = write(tmp_path, 1, milestone=True), random.Random(0)
+    paths = [path for path in sorted(folder.iterdir()) if path.name != MANIFEST]
+    drawn = [(path, draw.randrange(8 * path.stat().st_size)) for path in draw.choices(paths, k=100)]
+    in_manifest = [(folder / MANIFEST, bit) for bit in range(0, 8 * (folder / MANIFEST).stat().st_size, 9)]
+    for path, bit in drawn + in_manifest:
         original = path.read_bytes()
         content = bytearray(original)
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        content[bit // 8] ^= 1 << bit % 8
         path.write_bytes(content)
         with pytest.raises(StorageError, match=path.name):
-            verify(folder)
+            (read_manifest if path.name == MANIFEST else verify)(folder)
         path.write_bytes(original)
     verify(folder)
 
@@ -112,17 +114,12 @@ def test_a_crash_while_writing_leaves_nothing_visible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_written: int
 ) -> None:
     write(tmp_path, 1)
-    calls = 0
-
-    class Killed(BaseException):
-        pass
+    calls = itertools.count()
 
     def dying(call: Callable[..., Any]) -> Callable[..., Any]:
         def or_die(*args: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls > files_written:
-                raise Killed
+            if next(calls) == files_written:
+                raise KeyboardInterrupt
             return call(*args)
 
         return or_die
@@ -130,7 +127,7 @@ def test_a_crash_while_writing_leaves_nothing_visible(
     with monkeypatch.context() as patched:
         patched.setattr(checkpoint, "write_hashed", dying(checkpoint.write_hashed))
         patched.setattr(FileHash, "of", dying(FileHash.of))
-        with pytest.raises(Killed):
+        with pytest.raises(KeyboardInterrupt):
             write(tmp_path, 2)
     found, _ = newest_valid(tmp_path)
     assert found is not None and found.step == 1
@@ -147,11 +144,7 @@ def test_no_space_is_reported_with_both_numbers_and_costs_nothing(
     with pytest.raises(StorageError, match=r"needs [\d,]+ bytes, 100 are free\. .* and set runs_folder; older"):
         write(tmp_path, 2)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "publish", full)
+    monkeypatch.setattr(checkpoint, "publish", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
     with pytest.raises(StorageError, match="No space left on device"):
         write(tmp_path, 2)
     assert steps(tmp_path) == [1]
@@ -251,21 +244,16 @@ def test_steps_are_numbers_also_beyond_eight_digits(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_the_schema_before_is_read(tmp_path: Path) -> None:
-    """Whole tensors in two files, as earlier versions wrote them: a run that began with one of those resumes."""
+    """Whole tensors without slices, as earlier versions wrote them: a run that began with one of those resumes."""
     folder = write(tmp_path, 3)
     now = verify(folder)
-    weights, optimizer = now.weights(), now.optimizer()
-    for path in folder.glob("*.safetensors"):
-        path.unlink()
-    write_tensors(folder / "model.safetensors", weights)
-    write_tensors(folder / "optimizer.safetensors", optimizer)
-    names = ("model.safetensors", "optimizer.safetensors", "state.json", "config.yaml")
-    files = {name: asdict(FileHash.of(folder / name)) for name in names}
-    content = {"step": 3, "phase_end": False, "milestone": False, "files": files, "schema": 4}
+    content = json.loads((folder / MANIFEST).read_text()) | {"schema": 4}
+    for name in ("weights", "optimizer", "xxh3_128"):
+        del content[name]
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     (folder / MANIFEST).write_text(json.dumps(content | {"xxh3_128": xxhash.xxh3_128_hexdigest(text.encode())}))
     then = verify(folder)
-    for found, expected in ((then.weights(), weights), (then.optimizer(), optimizer)):
+    for found, expected in ((then.weights(), now.weights()), (then.optimizer(), now.optimizer())):
         assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
 
 

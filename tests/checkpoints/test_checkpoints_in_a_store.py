@@ -15,7 +15,7 @@ from modernbert_train.checkpoints.replica import fetch_newest, store_of
 from tests.checkpoints.tools.small_run import SmallRun
 from tests.support.runs import newest
 from tests.support.s3 import BUCKET, Store
-from tests.support.store_for_copies import server, store
+from tests.support.store import server, store
 
 pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")
 pytestmark = [pytest.mark.timeout(120), pytest.mark.runs]
@@ -24,10 +24,7 @@ __all__ = ["server", "store"]  # fixtures
 
 @pytest.mark.slow
 def test_copied_listed_rolled_back_and_brought_back(
-    store: Store,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, url = SmallRun(tmp_path, capsys), f"s3://{BUCKET}/verb"
     run.copy(*run.steps(), url=url)

@@ -6,13 +6,14 @@ restored.
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,7 +26,9 @@ from modernbert_train.checkpoints.store import RECORD, Store, problem_of
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError, RunError, StorageError
 from tests.support.runs import newest
-from tests.support.small_checkpoint import CONFIG, write
+from tests.support.small_checkpoint import CONFIG, flip_last_bit, write
+
+WRITE = Store.write
 
 
 class Home:
@@ -65,7 +68,11 @@ def test_the_newest_and_what_is_kept_for_good_are_copied_bit_for_bit(home: Home)
     for step in (1, 2, 3, 4):
         write(home.checkpoints, step, phase_end=step == 1, milestone=step == 2)
     (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 4}\n')
-    assert home.copy_all() == [4, 1, 2]
+    done = home.copier.copy_one()
+    assert done is not None and home.copy_all() == [1, 2]
+    files = read_manifest(home.checkpoints / "step-00000004").files
+    assert (done["step"], done["bytes"]) == (4, sum(file.bytes for file in files.values()))
+    assert home.names() == ["step-00000001", "step-00000002", "step-00000004"]
     for name in home.names():
         for path in (home.checkpoints / name).iterdir():
             assert (home.there / name / path.name).read_bytes() == path.read_bytes()
@@ -112,39 +119,28 @@ def test_another_checkpoint_of_the_same_step_replaces_the_copy(home: Home) -> No
     assert (home.there / "step-00000003" / MANIFEST).read_bytes() != before
 
 
-def test_what_the_store_changes_is_noticed_and_never_becomes_a_checkpoint(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+def changed(store: Store, name: str, source: IO[bytes]) -> FileHash:
+    content = source.read()
+    WRITE(store, name, BytesIO(bytes([content[0] ^ 1]) + content[1:]))
+    return WRITE(Store("memory://x", "y", 1), name, BytesIO(content))  # the bytes sent
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_store", "message"),
+    [
+        ("step-", changed, r"step-00000003/\S+: the store gives back other bytes"),
+        (RECORD, changed, r"record/metrics\.jsonl: the store gives back other bytes"),
+        (RECORD, Mock(side_effect=StorageError("busy")), "busy"),
+    ],
+)
+def test_a_checkpoint_is_there_only_whole_and_with_the_record_of_its_steps(
+    home: Home, monkeypatch: pytest.MonkeyPatch, kind: str, of_store: Callable[..., FileHash], message: str
 ) -> None:
-    write(home.checkpoints, 3)
-    real = Store.write
-
-    def flip(self: Store, name: str, source: IO[bytes]) -> FileHash:
-        content = source.read()
-        real(self, name, BytesIO(bytes([content[0] ^ 1]) + content[1:]))
-        return real(Store("memory://x", "y", 1), name, BytesIO(content))  # the bytes sent
-
-    monkeypatch.setattr(Store, "write", flip)
-    with pytest.raises(StorageError, match="the store gives back other bytes"):
-        home.copier.copy_one()
-    assert home.store.steps() == {}
-    monkeypatch.undo()
-    home.copier.forget()
-    assert home.copy_all() == [3]
-
-
-def test_a_checkpoint_is_there_only_with_the_record_of_its_steps(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a run restored on a new machine would have steps that its metrics lack."""
     write(home.checkpoints, 3)
     (home.folder / "metrics.jsonl").write_text('{"kind": "step", "step": 3}\n')
-    real = Store.write
-
-    def refuse(self: Store, name: str, source: IO[bytes]) -> FileHash:
-        if name.startswith(RECORD):
-            raise StorageError("busy")
-        return real(self, name, source)
-
-    monkeypatch.setattr(Store, "write", refuse)
-    with pytest.raises(StorageError, match="busy"):
+    monkeypatch.setattr(Store, "write", lambda *given: of_store(*given) if given[1].startswith(kind) else WRITE(*given))
+    with pytest.raises(StorageError, match=message):
         home.copier.copy_one()
     assert home.store.steps() == {}
     monkeypatch.undo()
@@ -153,11 +149,7 @@ def test_a_checkpoint_is_there_only_with_the_record_of_its_steps(home: Home, mon
 
 
 def test_a_checkpoint_damaged_on_this_disk_is_not_copied(home: Home) -> None:
-    folder = write(home.checkpoints, 3)
-    weights = next(folder.glob("*.safetensors"))
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(bytes(content))
+    flip_last_bit(next(write(home.checkpoints, 3).glob("*.safetensors")))
     with pytest.raises(StorageError, match="damaged on this disk"):
         home.copier.copy_one()
     assert home.store.steps() == {} and home.names() == []
@@ -187,15 +179,19 @@ def test_the_newer_of_both_homes_wins(home: Home) -> None:
     assert (home.checkpoints / "step-00000003" / MANIFEST).exists()
 
 
-def test_where_no_copy_is_whole_nothing_is_restored(home: Home) -> None:
-    write(home.checkpoints, 3)
+@pytest.mark.parametrize("name", ["../../outside", "/outside", "a/b", "..", MANIFEST, None])
+def test_where_no_copy_is_whole_nothing_is_restored(home: Home, tmp_path: Path, name: str | None) -> None:
+    """A manifest cannot name a file elsewhere; None is for weights that are gone."""
+    manifest = read_manifest(write(home.checkpoints, 3))
     home.copy_all()
     shutil.rmtree(home.folder)
-    for path in home.there.glob("step-*/*.safetensors"):
-        path.write_bytes(b"")
+    if name is None:
+        next(home.there.glob("step-*/*.safetensors")).write_bytes(b"")
+    else:
+        replace(manifest, files=manifest.files | {name: FileHash(0, "")}).write(home.there / "step-00000003")
     with pytest.raises(StorageError, match="no checkpoint there is whole"):
         fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
-    assert not list(home.checkpoints.iterdir())
+    assert not list(home.checkpoints.iterdir()) and not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize(
@@ -236,26 +232,10 @@ def test_a_damaged_file_of_the_record_does_not_end_every_later_start(
     assert "metrics.jsonl: not there, so it begins here" in capsys.readouterr().out
 
 
-def test_a_record_that_the_store_changes_is_no_copy(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(home.checkpoints, 3)
-    (home.folder / "metrics.jsonl").write_text('{"step": 3}\n')
-    real = Store.write
-    changed = f"{RECORD}/metrics.jsonl"
-    monkeypatch.setattr(
-        Store, "write", lambda self, name, source: real(self, name, BytesIO(b"x") if name == changed else source)
-    )
-    with pytest.raises(StorageError, match=r"record/metrics.jsonl: the store gives back other bytes"):
-        home.copier.copy_one()
-    assert home.store.steps() == {}
-
-
 def test_a_store_that_cannot_be_asked_starts_nothing_from_zero(
     home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(self: Store) -> dict[int, str]:
-        raise StorageError(f"{self.url}: OSError: no route to host")
-
-    monkeypatch.setattr(Store, "steps", fail)
+    monkeypatch.setattr(Store, "steps", Mock(side_effect=StorageError("no route to host")))
     with pytest.raises(StorageError, match="nothing is started from zero"):
         fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
     write(home.checkpoints, 1)
@@ -269,19 +249,6 @@ def test_fresh_is_refused_while_the_next_start_would_resume_from_there(home: Hom
     home.copy_all()
     with pytest.raises(ConfigError, match="up to step 7"):
         refuse_fresh(home.config.checkpoint, home.config.name)
-
-
-@pytest.mark.parametrize("name", ["../../outside", "/outside", "a/b", "..", MANIFEST])
-def test_a_manifest_cannot_name_a_file_elsewhere(home: Home, tmp_path: Path, name: str) -> None:
-    folder = write(home.checkpoints, 3)
-    home.copy_all()
-    manifest = read_manifest(folder)
-    files = manifest.files | {name: FileHash(0, "")}
-    replace(manifest, files=files).write(home.there / "step-00000003")
-    shutil.rmtree(home.folder)
-    with pytest.raises(StorageError, match="no checkpoint there is whole"):
-        fetch_newest(home.config.checkpoint, Path(home.config.folder), print)
-    assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.parametrize(
@@ -300,19 +267,7 @@ def test_a_url_is_judged_before_anything_starts(url: str, found: str) -> None:
 
 def test_errors_of_a_store_are_ours(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     for error, kind in ((PermissionError("x"), ConfigError), (TimeoutError("x"), StorageError)):
-
-        def fail(*_: object, error: Exception = error, **__: object) -> None:
-            raise error
-
-        monkeypatch.setattr(home.store._fs, "ls", fail)
+        monkeypatch.setattr(home.store._fs, "ls", Mock(side_effect=error))
         with pytest.raises(RunError) as caught:
             home.store.steps()
         assert type(caught.value) is kind and home.store.url in str(caught.value)
-
-
-def test_the_record_of_copies_is_one_line_for_each(home: Home) -> None:
-    write(home.checkpoints, 1)
-    done = home.copier.copy_one()
-    assert done is not None
-    files = json.loads((home.checkpoints / "step-00000001" / MANIFEST).read_text())["files"]
-    assert done["bytes"] == sum(file["bytes"] for file in files.values())

@@ -29,26 +29,6 @@ from modernbert_train.errors import StorageError
 from tests.support.small_checkpoint import BAD_TENSORS, CONFIG, edit_state, sign, state_of, write
 
 
-@pytest.mark.runs
-def test_a_flipped_bit_anywhere_in_a_manifest_is_seen(tmp_path: Path) -> None:
-    """Another step, another reason to keep it, another size: only the manifest's hash protects these."""
-    path = write(tmp_path, 1, milestone=True) / MANIFEST
-    original = path.read_bytes()
-    accepted = []
-    for bit in range(0, 8 * len(original), 9):
-        content = bytearray(original)
-        content[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(content)
-        try:
-            read_manifest(path.parent)
-        except StorageError:
-            continue
-        accepted.append(bit)
-    assert accepted == []
-    path.write_bytes(original)
-    assert read_manifest(path.parent).milestone
-
-
 def nested(depth: int) -> Any:
     value: Any = 0
     for _ in range(depth):
@@ -96,21 +76,6 @@ def test_every_edited_field_of_a_manifest_means_the_checkpoint_before(tmp_path: 
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize(
-    "text", ['{"step": Infinity}', '{"step": NaN}', "[" * 100_000, '{"files":' * 100_000, "\0" * 99]
-)
-@pytest.mark.parametrize("name", [MANIFEST, manifest.STATE])
-def test_what_is_hardly_json_means_the_checkpoint_before(tmp_path: Path, name: str, text: str) -> None:
-    write(tmp_path, 1)
-    folder = write(tmp_path, 2)
-    (folder / name).write_text(text)
-    if name != MANIFEST:
-        sign(folder)
-    found, passed_over = newest_valid(tmp_path)
-    assert found is not None and found.step == 1 and name in passed_over[0]
-
-
-@pytest.mark.runs
 def test_a_copy_under_the_name_of_another_step_is_refused(tmp_path: Path) -> None:
     """It would be resumed from as the newest; under a name without a step it is accepted as itself."""
     shutil.copytree(write(tmp_path, 1), tmp_path / "step-00000009")
@@ -142,11 +107,7 @@ STATE_EDITS: list[tuple[str, Any, str]] = [
     ("training.timestamp.batch", 999, "training.timestamp.batch: expected 2, found 999"),
     ("training.timestamp.token", 1, "training.timestamp.token: expected 20, found 1"),
     ("training.loader.streams.train.block", -1, "training.loader.streams.train.block: expected a whole number"),
-    (
-        "training.loader.packer.waiting",
-        [[1, [1, 2, 3]]],
-        r"loader.packer.waiting\[0\]\[1\]: expected a list of 4",
-    ),
+    ("training.loader.packer.waiting", [[1, [1, 2, 3]]], r"loader.packer.waiting\[0\]\[1\]: expected a list of 4"),
     ("training.stability.losses", [None], r"training.stability.losses\[0\]: expected a number"),
     (
         "training.stability.skipped_updates.0.step",
@@ -196,11 +157,6 @@ def test_a_state_that_makes_no_sense_means_the_checkpoint_before_and_names_the_f
     found, passed_over = newest_valid(tmp_path)
     assert found is not None and found.step == 1
     assert re.search(r"step-00000002/state\.json: damaged, though its hash is right; training\.", passed_over[0])
-    for text in ("[]", "null", "7", '"x"', ""):
-        (folder / manifest.STATE).write_text(text)
-        sign(folder)
-        with pytest.raises(StorageError, match=r"state\.json: damaged, though its hash is right"):
-            verify(folder)
     (folder / manifest.STATE).write_text(original)
     sign(folder)
     assert verify(folder).state == state_of(2)
@@ -225,29 +181,42 @@ def test_a_phase_that_the_clock_does_not_have_at_these_tokens_is_refused(tmp_pat
             assert read_state(file, config, 1).tokens == tokens
 
 
+HARDLY_JSON = ['{"step": Infinity}', '{"step": NaN}', "[" * 100_000, '{"files":' * 100_000, "\0" * 99, ""]
+LAUGHS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
+# an average lacks an optimizer, and steps are counted in whole numbers
+BAD_MOMENTS = {name: content for name, content in BAD_TENSORS.items() if name not in ("no tensors", "whole numbers")}
+NONE_OF_IT: dict[str, list[bytes]] = {
+    MANIFEST: [text.encode() for text in HARDLY_JSON],
+    manifest.STATE: [text.encode() for text in (*HARDLY_JSON, "[]", "null", "7", '"x"')],
+    manifest.CONFIG_YAML: [text.encode() for text in ("", "[]", "name: x", "\0\1", "[" * 5_000, LAUGHS)],
+    manifest.WEIGHTS: [*BAD_TENSORS.values()],
+    manifest.OPTIMIZER: [*BAD_MOMENTS.values()],
+}
+
+
+MESSAGES = dict.fromkeys((manifest.STATE, manifest.CONFIG_YAML), "damaged, though its hash is right")
+MESSAGES[MANIFEST] = "damaged"
+
+
 @pytest.mark.runs
-@pytest.mark.parametrize("name", [manifest.WEIGHTS, manifest.OPTIMIZER])
-def test_tensors_that_are_none_mean_the_checkpoint_before(tmp_path: Path, name: str) -> None:
-    """With matching hashes; only the header is read, and all of it is verified."""
+@pytest.mark.parametrize("name", NONE_OF_IT)
+def test_content_of_another_kind_means_the_checkpoint_before(tmp_path: Path, name: str) -> None:
+    """With matching hashes, except for the manifest's own; of tensors only the header is read, and all of it."""
     write(tmp_path, 1)
     folder = write(tmp_path, 2)
-    for what, content in BAD_TENSORS.items():
-        if name == manifest.OPTIMIZER and what in ("no tensors", "whole numbers"):
-            continue  # an average lacks it, and steps are counted in whole numbers
+    for content in NONE_OF_IT[name]:
         (folder / name).write_bytes(content)
-        sign(folder)
-        with pytest.raises(StorageError, match=re.escape(f"step-00000002/{name}: ")):
-            verify(folder)
-    found, _ = newest_valid(tmp_path)
-    assert found is not None and found.step == 1
+        if name != MANIFEST:
+            sign(folder)
+        found, (passed_over,) = newest_valid(tmp_path)
+        assert found is not None and found.step == 1 and f"step-00000002/{name}: " in passed_over, content[:99]
+        assert MESSAGES.get(name, "") in passed_over
 
 
-@pytest.mark.runs
-def test_a_configuration_that_is_none_means_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_configuration_of_another_model_means_the_checkpoint_before(tmp_path: Path) -> None:
     write(tmp_path, 1)
     folder = write(tmp_path, 2)
-    for text in ("", "[]", "name: x", "\0\1", to_yaml(CONFIG).replace("hidden_size: 4", "hidden_size: 8")):
-        (folder / manifest.CONFIG_YAML).write_text(text)
-        sign(folder)
-        found, passed_over = newest_valid(tmp_path)
-        assert found is not None and found.step == 1 and "config.yaml" in passed_over[0], text
+    (folder / manifest.CONFIG_YAML).write_text(to_yaml(CONFIG).replace("hidden_size: 4", "hidden_size: 8"))
+    sign(folder)
+    found, passed_over = newest_valid(tmp_path)
+    assert found is not None and found.step == 1 and "by its config.yaml" in passed_over[0]

@@ -8,6 +8,7 @@ import math
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,22 @@ from tests.support.tiny_run import TinyRun
 NO_PROCESS = 1 << 22  # above Linux's highest process id
 
 
+@pytest.fixture
+def folder(tiny_run: TinyRun) -> Iterator[RunFolder]:
+    """Open the folder of a run, and close it after the test."""
+    folder = RunFolder(read_run(tiny_run()))
+    folder.open()
+    yield folder
+    folder.close()
+
+
 @pytest.mark.runs
-def test_two_jobs_never_write_one_run(tiny_run: TinyRun) -> None:
+def test_two_jobs_never_write_one_run(folder: RunFolder) -> None:
     """Two writers would mix two runs in one record; the second start's error names the first."""
-    first, second = (RunFolder(read_run(tiny_run())) for _ in range(2))
-    first.open()
+    second = RunFolder(folder.config)
     with pytest.raises(ConfigError, match=r"in use by process \d+ on .*another name="):
         second.open()
-    first.close()
+    folder.close()
     second.open()
     second.close()
 
@@ -66,10 +75,8 @@ def test_a_lock_of_a_machine_that_is_gone_is_tried_again(
     run.close()
 
 
-def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(tiny_run: TinyRun) -> None:
+def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(folder: RunFolder) -> None:
     """Its keys differ; "unknown key" alone would make users edit a file that they did not write."""
-    folder = RunFolder(read_run(tiny_run()))
-    folder.open()
     folder.save_config()
     folder.close()
     saved = folder.path / "config.yaml"
@@ -79,20 +86,14 @@ def test_a_folder_of_an_earlier_version_says_so_and_what_to_do(tiny_run: TinyRun
     assert "is now compute.device. Rename it." in str(error.value) and "--fresh" in str(error.value)
 
 
-def test_the_saved_configuration_runs_by_itself(tiny_run: TinyRun) -> None:
+def test_the_saved_configuration_runs_by_itself(folder: RunFolder) -> None:
     """`train runs/NAME` must mean the run in that folder."""
-    config = read_run(tiny_run("optim.lr=1e-3"))
-    folder = RunFolder(config)
-    folder.open()
     folder.save_config()
-    folder.close()
-    assert read_run([str(folder.path)]) == config
+    assert read_run([str(folder.path)]) == folder.config
 
 
 @pytest.mark.runs
-def test_fresh_puts_the_old_run_aside_and_deletes_nothing(tiny_run: TinyRun) -> None:
-    folder = RunFolder(read_run(tiny_run()))
-    folder.open()
+def test_fresh_puts_the_old_run_aside_and_deletes_nothing(tiny_run: TinyRun, folder: RunFolder) -> None:
     folder.record({"kind": "step", "step": 1})
     folder.close()
     again = RunFolder(read_run(tiny_run("seed=6")))
@@ -105,10 +106,8 @@ def test_fresh_puts_the_old_run_aside_and_deletes_nothing(tiny_run: TinyRun) -> 
     again.close()
 
 
-def test_resuming_from_a_step_forgets_the_lines_after_it_and_a_torn_last_one(tiny_run: TinyRun) -> None:
+def test_resuming_from_a_step_forgets_the_lines_after_it_and_a_torn_last_one(folder: RunFolder) -> None:
     """Otherwise repeated steps would be twice in the record and in the report."""
-    folder = RunFolder(read_run(tiny_run()))
-    folder.open()
     folder.record({"kind": "start", "step": 0})
     for step in range(1, 6):
         folder.record({"kind": "step", "step": step})
@@ -118,15 +117,12 @@ def test_resuming_from_a_step_forgets_the_lines_after_it_and_a_torn_last_one(tin
     assert [entry["step"] for entry in folder.read_metrics()] == [0, 1, 2, 3]
     folder.record({"kind": "step", "step": 4})
     assert [entry["step"] for entry in folder.read_metrics()] == [0, 1, 2, 3, 4]
-    folder.close()
 
 
 def test_damaged_lines_of_the_metrics_are_left_out_with_a_warning(
-    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A bad sector in a log must not end a run, and must be reported."""
-    folder = RunFolder(read_run(tiny_run()))
-    folder.open()
     folder.record({"kind": "step", "step": 1, "loss": math.nan})
     with folder.metrics.open("ab") as file:
         file.write(bytes(range(256)) + b'\n{"step": "2"}\n{"step": NaN}\n' + b"[" * 100_000 + b"\n")
@@ -136,7 +132,6 @@ def test_damaged_lines_of_the_metrics_are_left_out_with_a_warning(
     assert f"warning: {folder.metrics}: 5 lines could not be read" in capsys.readouterr().out
     folder.rewind_metrics(5)
     assert capsys.readouterr().out == ""
-    folder.close()
 
 
 FAULT = {"step": 4, "tokens_before": 30, "tokens": 40, "fault": "spike", "action": "roll_back", "to": "step-00000003"}
@@ -158,17 +153,14 @@ FAULT = {"step": 4, "tokens_before": 30, "tokens": 40, "fault": "spike", "action
         (json.dumps(FAULT | {"step": 1e308}).encode(), "1 lines are not JSON or lack a step"),
     ],
 )
-def test_a_damaged_record_of_faults_ends_the_start_with_its_name(tiny_run: TinyRun, line: bytes, message: str) -> None:
+def test_a_damaged_record_of_faults_ends_the_start_with_its_name(folder: RunFolder, line: bytes, message: str) -> None:
     """If it were skipped silently, an update that was left out would be applied the second time."""
-    folder = RunFolder(read_run(tiny_run()))
-    folder.open()
     folder.record_fault(FAULT)
     assert folder.read_faults()[0]["to"] == "step-00000003"
     with folder.faults.open("ab") as file:
         file.write(line + b"\n")
     with pytest.raises(StorageError, match=rf"faults\.jsonl: damaged; .*{message}"):
         folder.read_faults()
-    folder.close()
 
 
 @pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "starts.jsonl"])
@@ -183,11 +175,8 @@ def test_a_link_in_the_folder_is_not_written_through(tiny_run: TinyRun, tmp_path
     assert victim.read_text() == "stays"
 
 
-def test_a_record_of_a_start_and_a_lock_hide_secrets(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_a_start_and_a_lock_hide_secrets(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
-    folder = RunFolder(read_run(tiny_run()))
-    folder.open()
     folder.record_start({"kind": "end", "error": "401: 0123456789abcdef is refused", "command": ["--api-key=1234567"]})
     said = (folder.path / "starts.jsonl").read_text()
     assert "0123456789abcdef" not in said and "401: *** is refused" in said
-    folder.close()

@@ -5,11 +5,11 @@ If this breaks, a checkpoint mixes weights of two steps, or a full disk is not r
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from modernbert_train.checkpoints import saver as module
 from modernbert_train.checkpoints.checkpoint import newest_valid
 from modernbert_train.checkpoints.saver import Saver, Snapshot
 from modernbert_train.config.load import to_yaml
-from modernbert_train.errors import StorageError
+from modernbert_train.errors import RunError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.shares import Copier
 from tests.support.small_checkpoint import CONFIG, WEIGHT, state_of, write
@@ -85,19 +85,31 @@ def test_what_is_trained_meanwhile_is_not_in_the_checkpoint(run: Run, gate: thre
     assert found is not None and bool((found.weights()[WEIGHT] == 2).all())
 
 
-def test_a_disk_that_is_full_behind_the_run_is_reported_once_and_costs_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+class Panic(BaseException):
+    """As pyo3 raises it for a panic in Rust; safetensors and tokenizers are written in Rust."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            OSError(28, "No space left on device"),
+            StorageError,
+            r"cannot write the checkpoint \(No space left on device",
+        ),
+        (KeyError("a bug"), RunError, "writing it failed with KeyError: "),
+        (Panic("called"), RunError, "writing it failed with Panic: "),
+    ],
+)
+def test_an_error_behind_the_run_is_reported_once_and_costs_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, kind: type[RunError], message: str
 ) -> None:
     run.save(1)
     run.saver.wait()
     assert run.saver.take_saved() is not None
-
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(module, "write_part", full)
+    monkeypatch.setattr(module, "write_part", Mock(side_effect=error))
     run.save(2)
-    with pytest.raises(StorageError, match=r"step-00000002: cannot write the checkpoint \(No space left on device\)"):
+    with pytest.raises(kind, match=f"step-00000002: {message}"):
         run.saver.wait()
     assert run.told == ["failed"] and run.saver.take_saved() is None
     assert [path.name for path in run.folder.iterdir()] == ["step-00000001"]
@@ -161,41 +173,20 @@ def test_what_a_killed_writer_left_goes_before_the_next_is_written(run: Run) -> 
     assert sorted(path.name for path in run.folder.iterdir()) == ["step-00000001", "step-00000003"]
 
 
-class Panic(BaseException):
-    """As pyo3 raises it for a panic in Rust; safetensors and tokenizers are written in Rust."""
-
-
-@pytest.mark.parametrize("error", [KeyError("a bug"), Panic("called")])
-def test_an_error_of_ours_in_the_thread_is_not_lost(
-    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException
-) -> None:
-    def broken(*args: object, **rest: object) -> None:
-        raise error
-
-    monkeypatch.setattr(module, "write_part", broken)
-    run.save(1)
-    with pytest.raises(module.RunError, match=f"step-00000001: writing it failed with {type(error).__name__}: .*"):
-        run.saver.wait()
-    assert run.told == ["failed"] and list(run.folder.iterdir()) == []
-
-
 def test_a_thread_without_a_result_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.saver, "_run", lambda snapshot: None)
     run.save(1)
     assert run.saver._thread is not None
     run.saver._thread.join()
     assert run.saver.take_saved() is None
-    with pytest.raises(module.RunError, match="ended without a word"):
+    with pytest.raises(RunError, match="ended without a word"):
         run.saver.wait()
 
 
 def test_older_checkpoints_that_cannot_be_removed_cost_no_whole_one(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refused(*args: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(module, "clean", refused)
+    monkeypatch.setattr(module, "clean", Mock(side_effect=PermissionError("denied")))
     run.save(1)
     run.saver.wait()
     found, _ = newest_valid(run.folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import shutil
@@ -20,11 +19,12 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 )  # fmt: skip
+PRESS, RELEASE = {"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}
 SECONDS = 120  # timeout of one answer, for a hung browser
 
 
 class Browser:
-    """One page of a browser: open a file, run JavaScript, move the pointer, take a screenshot."""
+    """One page of a browser: open a file, run JavaScript, move the pointer."""
 
     def __init__(self, session: str) -> None:
         self.session = session
@@ -51,14 +51,7 @@ class Browser:
 
     def drag(self, start: float, end: float, y: float) -> None:
         """Press at a point of the window, move sideways, release."""
-        actions: list[dict[str, Any]] = [{"type": "pointerMove", "x": round(start), "y": round(y), "duration": 0}]
-        actions += [{"type": "pointerDown", "button": 0}]
-        actions += [
-            {"type": "pointerMove", "x": round(x), "y": round(y), "duration": 20} for x in ((start + end) / 2, end)
-        ]
-        actions += [{"type": "pointerUp", "button": 0}]
-        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}
-        _post(f"{self.session}/actions", {"actions": [mouse]})
+        self._mouse(_move(start, y), PRESS, _move((start + end) / 2, y, 20), _move(end, y, 20), RELEASE)
 
     def run(self, script: str, *arguments: Any) -> Any:
         """Run the body of a JavaScript function; an element that it returns is passed to `point` and `click`."""
@@ -66,9 +59,10 @@ class Browser:
 
     def point(self, x: float, y: float, *, click: bool = False) -> None:
         """Move the pointer to a point of the window, and optionally click."""
-        move = {"type": "pointerMove", "x": round(x), "y": round(y), "duration": 0}
-        press = [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}] if click else []
-        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move, *press]}
+        self._mouse(_move(x, y), *(PRESS, RELEASE) * click)
+
+    def _mouse(self, *actions: dict[str, Any]) -> None:
+        mouse = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}
         _post(f"{self.session}/actions", {"actions": [mouse]})
 
     def to(self, selector: str, *, click: bool = False) -> None:
@@ -78,10 +72,6 @@ class Browser:
             "const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]"
         )
         self.point(*self.run(middle, selector), click=click)
-
-    def picture(self, out: Path, *, whole: bool = False) -> None:
-        shot = self._devtools("Page.captureScreenshot", {"captureBeyondViewport": whole})
-        out.write_bytes(base64.b64decode(shot["data"]))
 
     def errors(self) -> list[str]:
         """Return the errors of the pages since the last call."""
@@ -115,6 +105,10 @@ def browser(profile: Path) -> Iterator[Browser]:
         process.wait(30)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _move(x: float, y: float, milliseconds: int = 0) -> dict[str, Any]:
+    return {"type": "pointerMove", "x": round(x), "y": round(y), "duration": milliseconds}
 
 
 def _post(url: str, body: dict[str, Any]) -> Any:

@@ -22,6 +22,11 @@ from modernbert_train.report.banner import banner
 from tests.support.tiny_run import TinyRun
 
 
+@pytest.fixture
+def config(tiny_run: TinyRun) -> RunConfig:
+    return load_run([tiny_run()[0]])
+
+
 def said(config: RunConfig, ranks: int = 1, ranks_per_node: int = 1) -> list[str]:
     return banner(
         config,
@@ -33,19 +38,16 @@ def said(config: RunConfig, ranks: int = 1, ranks_per_node: int = 1) -> list[str
     ).splitlines()
 
 
-def test_a_torch_that_nobody_has_tried_is_named(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_nobody_has_tried_is_named(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels and defaults may differ in an untested torch; the line helps to find the reason later."""
-    config = load_run([tiny_run()[0]])
     assert not [line for line in said(config) if line.startswith("  torch ")]
     monkeypatch.setattr(torch, "__version__", "2.16.1+cu132")
     named = [line for line in said(config) if line.startswith("  torch ")]
     assert named == ["  torch   torch 2.16.1+cu132 is newer than 2.15, the newest that this program was tested with"]
 
 
-def test_it_says_what_will_be_trained(tiny_run: TinyRun, tiny_data: Path) -> None:
+def test_it_says_what_will_be_trained(config: RunConfig, tiny_data: Path) -> None:
     """Parameters are counted on the real model; the hash is the beginning of the shards' hash."""
-    file, *_ = tiny_run()
-    config = load_run([file])
     lines = said(config)
     parameters = sum(p.numel() for p in ModernBertForMaskedLM(config.model).parameters())
     assert lines[0].startswith(f"tiny: {parameters:,} parameters, 6,000 tokens, 14 steps, ")
@@ -75,10 +77,8 @@ def test_it_says_what_another_encoder_is(tiny_run: TinyRun, tmp_path: Path) -> N
 
 
 @pytest.mark.runs
-def test_however_much_there_is_forty_lines_are_enough(tiny_run: TinyRun, tiny_data: Path) -> None:
+def test_however_much_there_is_forty_lines_are_enough(config: RunConfig, tiny_data: Path) -> None:
     """The errors of a start must still be on the screen."""
-    file, *_ = tiny_run()
-    config = load_run([file])
     phases = {f"phase{number}": config.phases["long"] for number in range(30)}
     streams = {f"s{number:02}": StreamConfig(path=str(tiny_data / "train")) for number in range(40)}
     many = replace(config, phases=phases, data=replace(config.data, train=None, streams=streams))

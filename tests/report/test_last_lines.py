@@ -13,6 +13,7 @@ import pytest
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.load import to_yaml
+from modernbert_train.config.schema import RunConfig
 from modernbert_train.evaluate.heldout import Evaluation
 from modernbert_train.report.banner import final_summary
 from modernbert_train.report.listing import read_run_state
@@ -41,18 +42,22 @@ def test_the_commands_at_the_end_are_those_to_type(
     assert capsys.readouterr().out.splitlines()[-4:] == said[at + 2 :]  # also if all is trained already
 
 
+def summary(config: RunConfig, tokens: int, steps: int, loss: float | None = None, held_out: str | None = None) -> str:
+    return final_summary(
+        config.folder, tokens=tokens, steps=steps, loss=loss, held_out=held_out, measured=config.is_measured
+    )
+
+
 def test_a_run_without_held_out_text_gets_no_advice_to_measure_it(tiny_run: TinyRun) -> None:
     config = read_run(tiny_run("data.validation=null", "runs_folder=my runs"))
-    assert final_summary(
-        config.folder, tokens=6_010, steps=14, loss=None, held_out=None, measured=config.is_measured
-    ) == (
+    assert summary(config, 6_010, 14) == (
         "done: 6,010 tokens in 14 steps\n"
         "next:\n"
         "  python -m modernbert_train export 'my runs/tiny'\n"
         "  python -m modernbert_train report 'my runs/tiny'"
     )
     held_out = str(Evaluation(3.5, 0.25, 6.5, 0.125, 900))
-    text = final_summary(config.folder, tokens=1, steps=20, loss=4.25, held_out=held_out, measured=config.is_measured)
+    text = summary(config, 1, 20, 4.25, held_out)
     assert "loss 4.250 (mean of the last 20 steps), held-out loss 3.500 (unigram 6.500), accuracy 25.0%\n" in text
 
 
@@ -67,14 +72,7 @@ def test_a_run_has_one_training_loss_in_every_output(tiny_run: TinyRun, tmp_path
     assert training_loss([math.nan]) is None and training_loss([math.nan, 2.0]) == 2.0
 
     config = read_run(tiny_run())
-    said = final_summary(
-        config.folder,
-        tokens=310,
-        steps=31,
-        loss=training_loss(losses_of(lines)),
-        held_out=None,
-        measured=config.is_measured,
-    )
+    said = summary(config, 310, 31, training_loss(losses_of(lines)))
     assert "loss 21.500 (mean of the last 20 steps)" in said
     folder = tmp_path / "run"
     folder.mkdir()

@@ -99,7 +99,7 @@ def test_many_steps_stay_a_small_page(tmp_path: Path, all_broken: bool) -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_run_that_has_hardly_begun_has_a_page(tmp_path: Path, count: int) -> None:
     start = {"kind": "start", "step": 0, "tokens": 0, "time": 1.0}
-    run = page_of(run_folder(tmp_path, start, *[step(1)] * count, config=None)).run()
+    run = page_of(run_folder(tmp_path, start, *[step(1)] * count, config="")).run()
     assert run["total"] == count and run["config"] == "" and run["settings"] == {}
 
 

@@ -30,10 +30,10 @@ def entry(step: int, phase: str = "short", **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def shown(tiny_run: TinyRun, *overrides: str) -> Progress:
+def shown(tiny_run: TinyRun, *overrides: str, visible: bool = True) -> Progress:
     file, *words = tiny_run(*overrides)
     config = load_run([file], words)
-    return Progress(config.logging, config.total_tokens, visible=True)
+    return Progress(config.logging, config.total_tokens, visible=visible)
 
 
 def test_a_plain_line_says_everything(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,12 +66,7 @@ def test_speeds_are_means_over_time(
     assert "  200 tok/s  " in lines[1] and "  500 GFLOP/s  wait 5 %  " in lines[1]
 
 
-FIRST = [
-    ("24.6%", "24.6%"),
-    ("loss 2.113", "2.113"),
-    ("301,500 tok/s", "302k/s"),
-    ("27 h 49 min left", "27h49min"),
-]
+FIRST = [("24.6%", "24.6%"), ("loss 2.113", "2.113"), ("301,500 tok/s", "302k/s"), ("27 h 49 min left", "27h49min")]
 REST = ["ends 2026-05-02 14:05", "stable", "step 1,200", "9.83 G of 40 G tokens", "lr 8e-4", "grad 0.31", "MFU 38.2%",
         "wait 0.2 %", "41.3 GB"]  # fmt: skip
 SEEN = {
@@ -124,9 +119,7 @@ def test_a_terminal_gets_a_line_that_is_redrawn(tiny_run: TinyRun, monkeypatch: 
 
 
 def test_another_rank_shows_nothing(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    file, *_ = tiny_run()
-    config = load_run([file])
-    display = Progress(config.logging, config.total_tokens, visible=False)
+    display = shown(tiny_run, visible=False)
     display.step(entry(1))
     display.line("text")
     assert capsys.readouterr() == ("", "")

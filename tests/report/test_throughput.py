@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from modernbert_train.config.load import load_run
-from modernbert_train.config.schema import (
-    MaskedLmConfig,
-    ModernBertConfig,
-)
-from modernbert_train.data.packing import SPECIAL_TOKENS, Chunk
+from modernbert_train.config.schema import MaskedLmConfig, ModernBertConfig
+from modernbert_train.data.packing import Chunk
 from modernbert_train.data.planner import BatchPlan, StreamCount
 from modernbert_train.distributed.compute import Compute
+from modernbert_train.plan.census import census
+from modernbert_train.plan.flops import flops_per_token, mean_spans
 from modernbert_train.report import throughput
 from modernbert_train.report.throughput import Meter, peak_flops, training_flops
 from tests.support.tiny_run import TinyRun
@@ -24,29 +23,15 @@ MODEL = ModernBertConfig(
     vocab_size=512, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16
 )
 MLM = MaskedLmConfig()
+Steps = Callable[..., list[dict[str, Any]]]  # of the fixture `steps`
 ROWS = ((Chunk(0, 0, 0, 5), Chunk(0, 1, 0, 40)), (Chunk(0, 2, 0, 61),))
 
 
-def test_flops_are_those_of_the_pairs_of_tokens_that_see_each_other() -> None:
-    """Counted pair by pair and product by product: padding, and tokens beyond a window, must not count."""
-    width, hidden, predicted = 32, 48, 30
-    lengths = [chunk.length + SPECIAL_TOKENS for row in ROWS for chunk in row]
-    pairs = {
-        window: sum(
-            1
-            for n in lengths
-            for i, j in itertools.product(range(n), repeat=2)
-            if window is None or abs(i - j) <= window
-        )
-        for window in (None, 8)
-    }
-    weights = width * 3 * width + width * width + width * 2 * hidden + hidden * width
-    forward = 0
-    for layer in range(4):
-        forward += 2 * sum(lengths) * weights
-        forward += 2 * 2 * width * pairs[None if layer in (0, 3) else 8]
-    forward += 2 * predicted * (width * width + width * 512)
-    assert training_flops(ROWS, {"mlm": predicted}, MODEL, MLM) == pytest.approx(3 * forward, rel=1e-12)
+def test_flops_are_those_of_the_true_lengths() -> None:
+    """Special tokens count and padding does not; tests/plan/test_flops.py holds the formula against torch's counter."""
+    lengths, model = [7, 42, 63], census(MODEL, MLM)
+    each = flops_per_token(model, mean_spans(lengths, model), {"tokens": 30 / sum(lengths)})
+    assert training_flops(ROWS, {"mlm": 30}, MODEL, MLM) == pytest.approx(sum(lengths) * each.training, rel=1e-12)
 
 
 def test_the_peak_is_known_only_where_the_datasheet_is() -> None:
@@ -59,35 +44,23 @@ def test_the_peak_is_known_only_where_the_datasheet_is() -> None:
 
 
 @pytest.fixture
-def a_meter(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Meter:
-    """Return a meter of a run of 6,000 tokens on a GPU with 1e9 FLOP/s; `steps` advances its clock."""
+def steps(tiny_run: TinyRun, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """Return a function that records steps of 10 tokens with these durations, of a run of 6,000 on a GPU with 1e9
+    FLOP/s; before some of them, time passes for something else."""
     monkeypatch.setattr(throughput, "peak_flops", lambda name, precision: 1e9)
-    file, *_ = tiny_run()
-    config = load_run([file])
-    return Meter(config.model, config.total_tokens, Compute(torch.device("cpu"), "fp32"))
+    config = load_run([tiny_run()[0]])
+    meter = Meter(config.model, config.total_tokens, Compute(torch.device("cpu"), "fp32"))
 
+    def record(seconds: list[float], between: dict[int, float] | None = None) -> list[dict[str, Any]]:
+        found, now = [], 100.0
+        for number, each in enumerate(seconds):
+            now += each + (between or {}).get(number, 0.0)
+            monkeypatch.setattr(throughput.time, "monotonic", lambda now=now: now)
+            plan = BatchPlan("short", 10 * number, 10, (), 20, 64, 2, MLM, (StreamCount("train", 0, 9, 9),))
+            found.append(meter.measure(plan, ROWS, {"mlm": 30}, seconds=each, wait_seconds=each / 4))
+        return found
 
-def steps(
-    a_meter: Meter, monkeypatch: pytest.MonkeyPatch, seconds: list[float], between: dict[int, float] | None = None
-) -> list[dict[str, Any]]:
-    """Record steps of 10 tokens with these durations; before some of them, time passes for something else."""
-    found, now = [], 100.0
-    for number, each in enumerate(seconds):
-        now += each + (between or {}).get(number, 0.0)
-        monkeypatch.setattr(throughput.time, "monotonic", lambda now=now: now)
-        plan = BatchPlan("short", 10 * number, 10, (), 20, 64, 2, MLM, (StreamCount("train", 0, 9, 9),))
-        found.append(a_meter.measure(plan, ROWS, {"mlm": 30}, seconds=each, wait_seconds=each / 4))
-    return found
-
-
-def test_shares_and_rates_of_a_step(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
-    (entry,) = steps(a_meter, monkeypatch, [2.0])
-    assert entry["rank_flops_per_second"] == training_flops(ROWS, {"mlm": 30}, MODEL, MLM) / 2
-    assert entry["mfu"] == pytest.approx(entry["rank_flops_per_second"] / 1e9)
-    assert entry["tokens_per_second"] == 5
-    assert entry["data_wait_share"] == 0.25
-    assert entry["packing_efficiency"] == pytest.approx(10 / (20 * 64))
-    assert entry["epoch"] == 0 and 1e7 < entry["peak_memory_bytes"] < 1e12
+    return record
 
 
 def left(found: list[dict[str, Any]]) -> list[float]:
@@ -95,33 +68,31 @@ def left(found: list[dict[str, Any]]) -> list[float]:
     return [entry["seconds_left"] / (600 - number) for number, entry in enumerate(found, 1)]
 
 
-def test_time_left_follows_the_present_speed(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_follows_the_present_speed(steps: Steps) -> None:
     """If a machine slows down or recovers, that must show within minutes and not after 500 steps."""
-    found = left(steps(a_meter, monkeypatch, [1.0] * 300 + [3.0] * 60))
+    found = left(steps([1.0] * 300 + [3.0] * 60))
     assert found[299] == pytest.approx(1.0) and found[-1] == pytest.approx(3.0)
 
 
-def test_time_left_forgets_what_compiles(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_forgets_what_compiles(steps: Steps) -> None:
     """The first step of a process and of a phase compile; counting them makes the time hours too long."""
-    found = left(steps(a_meter, monkeypatch, [90.0, *[1.0] * 30, 60.0, *[1.0] * 30]))
+    found = left(steps([90.0, *[1.0] * 30, 60.0, *[1.0] * 30]))
     assert found[0] == 90.0 and found[1:] == [pytest.approx(1.0)] * 61
 
 
-def test_time_left_counts_waits_that_come_again_and_again(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_counts_waits_that_come_again_and_again(steps: Steps) -> None:
     """Four workers that are too slow make every fourth step wait; that belongs to the run's speed."""
-    found = left(steps(a_meter, monkeypatch, [1.0, 1.0, 1.0, 5.0] * 40))
+    found = left(steps([1.0, 1.0, 1.0, 5.0] * 40))
     assert 1.6 < found[-1] < 2.1
 
 
-def test_validations_and_checkpoints_count_by_their_share_and_not_at_once(
-    a_meter: Meter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = left(steps(a_meter, monkeypatch, [10.0] * 100, {5: 60.0} | dict.fromkeys(range(10, 100, 10), 60.0)))
+def test_validations_and_checkpoints_count_by_their_share_and_not_at_once(steps: Steps) -> None:
+    found = left(steps([10.0] * 100, {5: 60.0} | dict.fromkeys(range(10, 100, 10), 60.0)))
     assert found[4] == pytest.approx(10.0)
     assert 10.0 < found[5] < 11.5  # the first validation took a minute and hardly changes the estimate
     assert found[-1] == pytest.approx(10.0 * (990 + 600) / 990, rel=0.01)
 
 
-def test_no_time_is_left_at_the_end_nor_beyond_it(a_meter: Meter, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = steps(a_meter, monkeypatch, [1.0] * 602)
+def test_no_time_is_left_at_the_end_nor_beyond_it(steps: Steps) -> None:
+    found = steps([1.0] * 602)
     assert [entry["seconds_left"] for entry in found[-3:]] == [0.0, 0.0, 0.0]

@@ -31,13 +31,17 @@ def write(run: Path, *entries: dict[str, Any]) -> None:
         file.writelines(json.dumps(entry) + "\n" for entry in entries)
 
 
+def shown(watched: WatchedRun) -> dict[str, list[str]]:
+    changes = watched.changes()
+    assert changes is not None
+    return {name: [value, note] for name, value, note in changes["tiles"]}
+
+
 def tiles_of(run: Path, live: bool) -> dict[str, list[str]]:
     watched = WatchedRun(run, "run", live=live)
     while watched.refresh():
         pass
-    changes = watched.changes()
-    assert changes is not None
-    return {name: [value, note] for name, value, note in changes["tiles"]}
+    return shown(watched)
 
 
 def test_the_live_page_shows_what_the_still_one_does_with_the_formula(tmp_path: Path) -> None:
@@ -50,10 +54,7 @@ def test_the_live_page_shows_what_the_still_one_does_with_the_formula(tmp_path: 
     assert live["Effective training time"] == [f"{100 * expected.effective:.1f} %".replace(".0 %", " %"), FORMULA]
     assert live["Blocked by checkpoints"] == ["0.75 s", "by 2, at most 0.5 s by one"]
     assert live["Last checkpoint"][0] == "step 5"
-    assert live["Restart time"] == [
-        "17 min",
-        "median, from a process's last line to the next step",
-    ]
+    assert live["Restart time"] == ["17 min", "median, from a process's last line to the next step"]
     assert FORMULA in write_report(run).read_text()
 
 
@@ -62,28 +63,20 @@ def test_it_grows_with_the_run_and_forgets_lost_steps(tmp_path: Path) -> None:
     run = tmp_path / "run"
     watched = WatchedRun(run, "run", live=True)
     watched.refresh()
-    seen = []
     write(run, *(step(number) for number in range(1, 9)), checkpoint(3, 0.25), checkpoint(6, 0.5))
     for number in range(9, 40):
         write(run, step(number))
         watched.refresh()
-        changes = watched.changes()
-        assert changes is not None
-        found = {name: value for name, value, _ in changes["tiles"]}
-        seen.append(found["Effective training time"])
-        assert found["Blocked by checkpoints"] == "0.75 s"
-        assert found == {name: value for name, (value, _) in tiles_of(run, True).items()}
-    assert seen[-1] == tiles_of(run, False)["Effective training time"][0]
+        found = shown(watched)
+        assert found["Blocked by checkpoints"][0] == "0.75 s" and found == tiles_of(run, True)
+    assert found["Effective training time"] == tiles_of(run, False)["Effective training time"]
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] <= 4))
     write(run, resume(4, time=1100.0), step(5, time=1103.0))
     watched.refresh()
-    changes = watched.changes()
-    assert changes is not None
-    found = {name: value for name, value, _ in changes["tiles"]}
-    assert found["Blocked by checkpoints"] == "0.25 s" and found["Last checkpoint"] == "step 3"
-    expected = spent(run)
-    assert expected.steps == 10.0 and found["Effective training time"] == f"{100 * expected.effective:.1f} %"
+    found, expected = shown(watched), spent(run)
+    assert found["Blocked by checkpoints"][0] == "0.25 s" and found["Last checkpoint"][0] == "step 3"
+    assert expected.steps == 10.0 and found["Effective training time"][0] == f"{100 * expected.effective:.1f} %"
 
 
 def test_lines_that_hold_anything_are_no_error(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 
 from tests.support.paths import ROOT
 
-HEAVY = ["torch", "composer", "streaming", "transformers", "datasets"]
+HEAVY = ["torch", "composer", "streaming", "transformers", "datasets", "fsspec"]
 PROBE = """\
 import sys
 from modernbert_train.__main__ import main

@@ -56,15 +56,6 @@ class Page(HTMLParser):
         return found
 
 
-def run_folder(tmp_path: Path, *records: dict[str, Any], tail: str = "", config: str | None = "name: a\n") -> Path:
-    folder = tmp_path / "a-run"
-    folder.mkdir(exist_ok=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records) + tail)
-    if config is not None:
-        (folder / "config.yaml").write_text(config)
-    return folder
-
-
 def page_of(folder: Path) -> Page:
     return Page(write_report(folder).read_text("utf-8"))
 
@@ -86,12 +77,16 @@ CONFIG = (
 )
 
 
-def run(folder: Path, *records: dict[str, Any], lr: str = "0.001", config: str = CONFIG) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+def run(folder: Path, *records: dict[str, Any], lr: str = "0.001", config: str = CONFIG, tail: str = "") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records) + tail)
     if config:
         (folder / "config.yaml").write_text(config.format(name=json.dumps(folder.name), lr=lr))
     return folder
+
+
+def run_folder(tmp_path: Path, *records: dict[str, Any], tail: str = "", config: str = "name: a\n") -> Path:
+    return run(tmp_path / "a-run", *records, config=config, tail=tail)
 
 
 HOSTILE = "<script>alert(1)</script>"

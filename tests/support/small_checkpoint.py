@@ -90,6 +90,12 @@ def state_of(step: int, *, tokens: int | None = None, phase: str = "short", toke
     )
 
 
+def flip_last_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
 def sign(folder: Path, change: Callable[[dict[str, Any]], Any] = lambda content: None) -> None:
     """Recompute a checkpoint's hashes, as a user would who edits it on purpose.
 

@@ -20,19 +20,18 @@ PLAIN, PHASE_END = Due(phase_end=False, milestone=False), Due(phase_end=True, mi
 MILESTONE, BOTH = Due(phase_end=False, milestone=True), Due(phase_end=True, milestone=True)
 
 
+PHASE = "row_tokens: 8, batch_rows: 2, microbatch_tokens: 8"
+PLAIN_RUN = (
+    *("name=saving", "data.train=absent", "data.tokenizer=absent", "optim.lr=1"),
+    f"phases.short={{tokens: 100, {PHASE}}}",
+)
+
+
 @pytest.fixture(scope="module")
 def config() -> RunConfig:
     """Return phases of 100 and 60 tokens; a checkpoint every 4 steps and every 40 tokens."""
-    phase = "row_tokens: 8, batch_rows: 2, microbatch_tokens: 8"
-    return load_run(
-        [],
-        [
-            *("name=saving", "data.train=absent", "data.tokenizer=absent", "optim.lr=1"),
-            f"phases.short={{tokens: 100, {phase}}}",
-            f"phases.long={{tokens: 60, {phase}}}",
-            *("checkpoint.interval_steps=4", "checkpoint.interval_tokens=40", "checkpoint.interval_seconds=60"),
-        ],
-    )
+    saving = "checkpoint={interval_steps: 4, interval_tokens: 40, interval_seconds: 60}"
+    return load_run([], [*PLAIN_RUN, f"phases.long={{tokens: 60, {PHASE}}}", saving])
 
 
 @pytest.mark.parametrize(
@@ -90,12 +89,6 @@ def test_milestones_are_kept_for_good(config: RunConfig) -> None:
 
 @pytest.mark.parametrize("step", [1, 4, 8])
 def test_without_intervals_only_ends_of_phases_are_due(step: int) -> None:
-    plain = load_run(
-        [],
-        [
-            *("name=saving", "data.train=absent", "data.tokenizer=absent", "optim.lr=1"),
-            "phases.short={tokens: 100, row_tokens: 8, batch_rows: 2, microbatch_tokens: 8}",
-        ],
-    )
+    plain = load_run([], PLAIN_RUN)
     assert save_due(plain.checkpoint, Clock.of(plain), NOBODY, step, 30, 90, rolled_back=False) is None
     assert save_due(plain.checkpoint, Clock.of(plain), NOBODY, step, 30, 100, rolled_back=False) == PHASE_END

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import load_run
-from modernbert_train.core.read_json import read_lines
 from modernbert_train.errors import ConfigError
 from modernbert_train.optim.stable_adamw import clip
 from modernbert_train.train import session
 from tests.support.gloo import run_ranks
-from tests.support.runs import weights
+from tests.support.runs import records, weights
 from tests.support.tiny_run import TinyRun
 
 SHORT = (
@@ -71,12 +70,8 @@ def test_clipping_is_torchs(ranks: int, strategies: list[str], tiny_run: TinyRun
         ours, theirs, none = (weights(tmp_path / "runs" / f"{strategy}-{name}") for name in ("ours", "torch", "none"))
         assert distance(ours, theirs) < 2e-6
         assert distance(ours, none) > 1e-3, "nothing was clipped, so the test shows nothing"
-        norms = [
-            [entry["grad_norm"] for entry in read_lines(tmp_path / "runs" / f"{strategy}-{name}/metrics.jsonl")[0]
-             if entry["kind"] == "step"]
-            for name in ("ours", "none")
-        ]  # fmt: skip
-        assert norms[0][0] == norms[1][0] > MOST, "the record has the norm before clipping"
+        norms = [records(tmp_path / "runs" / f"{strategy}-{name}")[0]["grad_norm"] for name in ("ours", "none")]
+        assert norms[0] == norms[1] > MOST, "the record has the norm before clipping"
 
 
 def grads(*values: list[float] | None) -> list[nn.Parameter]:

@@ -55,13 +55,13 @@ def test_a_closed_run_is_closed_once_and_forgotten(tiny_run: TinyRun) -> None:
     gc.collect()
     assert kept() is None
 
-    def guards() -> list[Guard]:
+    def parts() -> list[Any]:
         gc.collect()
-        return [each for each in gc.get_objects() if isinstance(each, Guard)]
+        return [each for each in gc.get_objects() if isinstance(each, (Guard, ComposerObjective))]
 
-    earlier = guards()  # kept alive by the traceback of a test that failed on purpose
+    earlier = parts()  # kept alive by the traceback of a test that failed on purpose
     assert main(["train", *tiny_run("phases.long=null")]) == 0
-    assert not [each for each in guards() if not any(each is one for one in earlier)]
+    assert not [each for each in parts() if not any(each is one for one in earlier)]
 
 
 def test_fsdp2_is_configured_in_the_one_way_that_composer_hears(tiny_run: TinyRun) -> None:
@@ -94,9 +94,6 @@ def test_bf16_is_never_quietly_something_else(tiny_run: TinyRun, monkeypatch: py
         monkeypatch.setattr(bf16, "cpu_has_bf16", lambda has=has_bf16: has)
         assert resolve_precision(left_open.compute, cpu) == "fp32"
     assert resolve_precision(asked.compute, cpu) == "amp_bf16"
-    monkeypatch.setattr(bf16, "cpu_has_bf16", lambda: False)
-    with pytest.raises(ConfigError, match="bf16: this processor lacks bf16, and torch would emulate it, slowly. Set"):
-        resolve_precision(asked.compute, cpu)
     for has_bf16 in (False, True):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has_bf16: has)
         assert resolve_precision(left_open.compute, gpu) == ("amp_bf16" if has_bf16 else "fp32")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,9 +25,7 @@ from modernbert_train.checkpoints.verified import partial_folders, step_folders,
 from modernbert_train.train import checkpointing
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.step import Loop
-from tests.support import forked
-from tests.support.paths import ROOT
-from tests.support.runs import records
+from tests.support.runs import assert_same_state, finish, records
 from tests.support.tiny_run import TinyRun
 from tests.support.unwatched_ranks import run_ranks
 
@@ -105,9 +102,7 @@ def test_a_checkpoint_that_comes_due_waits_for_the_one_before_and_the_last_is_aw
     assert main(["train", *tiny_run(*EVERY_FOUR, "name=fast")]) == 0
     assert saved_steps(fast) == steps
     for step in steps:
-        one, other = (verify(folder / f"checkpoints/step-{step:08d}") for folder in (slow, fast))
-        for name, tensor in one.weights().items():
-            assert torch.equal(tensor, other.weights()[name]), (step, name)
+        assert_same_state(*(verify(folder / f"checkpoints/step-{step:08d}") for folder in (slow, fast)))
 
 
 def test_a_stop_signal_while_one_is_being_written_awaits_it_and_its_own(
@@ -150,15 +145,12 @@ def test_a_gpu_without_memory_is_reported_with_what_to_set_and_the_pending_one_i
 
 
 def test_a_stop_saves_first_and_the_next_start_measures_what_was_due(
-    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A scheduler may allow only thirty seconds. The final curve is complete nevertheless."""
-    words = ("eval.times_per_phase=1000", "evals.other={name: text, shards: {data}, every_tokens: 1}")
-    text = str(tmp_path / "tiny.yaml")
-    whole = tiny_run("name=whole", "phases.long=null", words[0])
-    data = next(line.split()[1] for line in Path(text).read_text().splitlines() if "validation:" in line)
-    given = ["phases.long=null", words[0], words[1].replace("{data}", data)]
-    assert main(["train", *whole, given[-1]]) == 0
+    other = f"evals.other={{name: text, shards: {tiny_data}/validation, every_tokens: 1}}"
+    given = ("phases.long=null", "eval.times_per_phase=1000", other)
+    assert main(["train", *tiny_run("name=whole", *given)]) == 0
     real = Loop.set_clock
 
     def set_clock(self: Loop, plan: Any) -> None:
@@ -234,9 +226,8 @@ def test_an_error_on_several_ranks_ends_all_and_the_pending_one_is_whole_or_not_
         assert newest is None, "it cannot have been written"
     else:
         assert newest is not None and newest.step == 4
-    command = [sys.executable, "-m", "modernbert_train", "train", *words]
-    done = forked.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, output = finish(words)
+    assert code == 0, output
     steps = saved_steps(folder)
     assert steps[0] == 4 and steps[-1] == records(folder, "step")[-1]["step"]
     assert step_of(step_folders(folder / "checkpoints")[-1]) == steps[-1]

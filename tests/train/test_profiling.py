@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from modernbert_train.__main__ import main
-from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ProfileConfig
 from modernbert_train.train.profiling import Profile, device_rows, host_rows, table
+from tests.support.runs import metrics
 from tests.support.tiny_run import TinyRun
 
 
@@ -28,8 +28,7 @@ def test_a_run_with_all_its_figures_and_a_profile(
     output = capsys.readouterr().out
 
     folder = tmp_path / "runs/tiny"
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [entry for entry in entries if entry["kind"] == "step"]
+    steps = metrics(folder, "step")
     assert "\ntiny: " in output and f", {len(steps)} steps, " in output
     flops = sum(step["rank_flops_per_second"] * step["seconds"] for step in steps)
     planned = float(output.split(" steps, ")[1].split()[0])
@@ -47,23 +46,6 @@ def test_a_run_with_all_its_figures_and_a_profile(
     assert any("aten::" in line for line in ten) and ten[2] in output  # the slowest one depends on the load
 
 
-def test_it_is_off_unless_requested_and_may_be_switched_in_a_run_that_exists(tiny_run: TinyRun) -> None:
-    file, *_ = tiny_run()
-    assert load_run([file]).profile is None
-    assert load_run([file], ["profile.steps=5"]).profile == ProfileConfig(steps=5)
-    assert load_run([file], ["profile={}"]).profile == ProfileConfig()
-
-
-class Lines:
-    """Stands in for Progress."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def line(self, text: str) -> None:
-        self.lines.append(text)
-
-
 def run_steps(profile: Profile, count: int) -> None:
     """Run steps 21, 22, ... of a run, and end it."""
     profile.begin()
@@ -73,25 +55,26 @@ def run_steps(profile: Profile, count: int) -> None:
     profile.close()
 
 
-def a_profile(folder: Path, progress: Any) -> Profile:
+def a_profile(folder: Path, said: list[str]) -> Profile:
+    progress: Any = SimpleNamespace(line=said.append)
     return Profile(ProfileConfig(steps=3, skip=2), folder, torch.device("cpu"), progress)
 
 
 def test_a_run_that_ends_too_soon_says_so_or_writes_what_there_is(tmp_path: Path) -> None:
     """The steps before a crash may be the most interesting ones."""
-    said = Lines()
+    said: list[str] = []
     run_steps(a_profile(tmp_path / "none", said), 2)
-    assert not (tmp_path / "none").exists() and "profile.skip=2" in said.lines[0]
+    assert not (tmp_path / "none").exists() and "profile.skip=2" in said[0]
     run_steps(a_profile(tmp_path / "some", said), 4)
     assert sorted(path.name for path in (tmp_path / "some").iterdir()) == ["steps-23-24.json.gz", "steps-23-24.txt"]
     assert "in 2 steps" in (tmp_path / "some/steps-23-24.txt").read_text()
 
 
 def test_a_disk_that_refuses_the_profile_does_not_cost_the_run(tmp_path: Path) -> None:
-    said = Lines()
+    said: list[str] = []
     (tmp_path / "profile").write_text("a file where the folder belongs")
     run_steps(a_profile(tmp_path / "profile", said), 6)
-    assert said.lines[0].startswith(f"warning: the profile could not be written to {tmp_path / 'profile'}")
+    assert said[0].startswith(f"warning: the profile could not be written to {tmp_path / 'profile'}")
 
 
 def averages() -> list[Any]:

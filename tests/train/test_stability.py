@@ -5,7 +5,6 @@ If these break, one bad document or one flipped bit ends weeks of training, or e
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from modernbert_train.models.layers import GeGLU
 from modernbert_train.train import session
 from modernbert_train.train.checkpointing import Checkpoints
 from tests.support.faulty import Fault, Killed, at_fault, first_document
-from tests.support.runs import newest
+from tests.support.runs import assert_same_state, newest, records
 from tests.support.tiny_run import TinyRun
 
 # 8 steps of 4 microbatches, each step saved
@@ -36,14 +35,7 @@ SHORT = (
     "checkpoint.keep=100",
     "model.attention_out_dropout=0.1",
 )
-TRAINED = ("step", "phase", "tokens", "rows", "loss", "lr", "grad_norm", "update_norm")  # fields of a step's line
 NAN = Fault("forward", steps=(4,), microbatch=2)
-
-
-def lines(folder: Path, kind: str, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    entries = [json.loads(line) for line in (folder / file).read_text().splitlines()]
-    entries = [{k: v for k, v in entry.items() if k != "time"} for entry in entries if entry["kind"] == kind]
-    return [{k: entry[k] for k in TRAINED} for entry in entries] if kind == "step" else entries
 
 
 def checkpoint(folder: Path, step: int) -> Checkpoint:
@@ -58,18 +50,11 @@ def guard_of(folder: Path, step: int) -> GuardState:
     return training.stability
 
 
-def assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    """Assert equal weights, moments and step counts, bit for bit."""
-    for mine, theirs in ((one.weights(), other.weights()), (one.optimizer(), other.optimizer())):
-        assert mine.keys() == theirs.keys() and len(mine) > 10
-        assert [name for name in mine if not torch.equal(mine[name], theirs[name])] == []
-
-
 def assert_same_run(one: Path, other: Path) -> None:
-    assert lines(one, "step") == lines(other, "step")
-    assert lines(one, "fault") == lines(other, "fault")
-    last = lines(one, "step")[-1]["step"]
-    assert_same(checkpoint(one, last), checkpoint(other, last))
+    assert records(one, "step") == records(other, "step")
+    assert records(one, "fault") == records(other, "fault")
+    last = records(one, "step")[-1]["step"]
+    assert_same_state(checkpoint(one, last), checkpoint(other, last))
     assert guard_of(one, last) == guard_of(other, last)
 
 
@@ -85,12 +70,12 @@ def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
         assert main(["train", *words]) == 0
     run = tmp_path / "runs/tiny"
     before, after = checkpoint(run, 3), checkpoint(run, 4)
-    assert_same(before, after)
+    assert_same_state(before, after)
     assert after.state.tokens > before.state.tokens
     assert not torch.equal(next(iter(checkpoint(run, 5).weights().values())), next(iter(after.weights().values())))
-    assert [entry["step"] for entry in lines(run, "step")] == [1, 2, 3, 5, 6, 7, 8]
+    assert [entry["step"] for entry in records(run, "step")] == [1, 2, 3, 5, 6, 7, 8]
 
-    (fault,) = lines(run, "fault", "faults.jsonl")
+    (fault,) = records(run, "fault", "faults.jsonl")
     assert (fault["fault"], fault["action"], fault["step"], fault["loss"]) == ("non_finite", "skip", 4, "nan")
     assert (fault["tokens_before"], fault["tokens"]) == (before.state.tokens, after.state.tokens)
     (found,) = fault["microbatches"]
@@ -100,7 +85,7 @@ def test_skip_leaves_weights_moments_and_step_counts_as_they_were(
         {"step": 4, "fault": "non_finite", "action": "skip", "tokens": (fault["tokens_before"], fault["tokens"])}
     ]
     assert guard_of(run, 8)["skipped_updates"] == skipped_updates
-    (line,) = lines(run, "fault")
+    (line,) = records(run, "fault")
     assert line["step"] == 4 and "microbatches" not in line
 
 
@@ -122,7 +107,7 @@ def test_stop_ends_the_run_before_the_update_and_skipping_continues_from_there(
     assert "step 4, " in error and "stability.non_finite=stop" in error and "faults.jsonl" in error
     assert "Traceback" not in error
     assert_same_run(tmp_path / "runs/tiny", tmp_path / "runs/whole")
-    assert [each["action"] for each in lines(tmp_path / "runs/tiny", "fault", "faults.jsonl")] == ["stop", "skip"]
+    assert [each["action"] for each in records(tmp_path / "runs/tiny", "fault", "faults.jsonl")] == ["stop", "skip"]
 
 
 @pytest.mark.runs
@@ -142,7 +127,7 @@ def test_a_search_that_runs_out_of_memory_is_reported_as_what_it_looked_for(
         of_step = GeGLU.forward
         with patch.object(GeGLU, "forward", full):
             assert main(["train", *words]) == (0 if action == "skip" else 70)
-    (fault,) = lines(tmp_path / "runs/tiny", "fault", "faults.jsonl")
+    (fault,) = records(tmp_path / "runs/tiny", "fault", "faults.jsonl")
     assert (fault["fault"], fault["action"], fault["step"], fault["loss"]) == ("non_finite", action, 4, "nan")
     (found,) = fault["microbatches"]
     place = "layer unknown: the search for it ran out of memory after model.layers.0.mlp_norm, forward"
@@ -165,9 +150,9 @@ def test_a_killed_run_skips_again_what_it_skipped_although_the_fault_does_not_co
         main(["train", *words])
     assert main(["train", *words]) == 0  # from step 3
     run = tmp_path / "runs/tiny"
-    assert [each["step"] for each in lines(run, "resume")] == [3]
+    assert [each["step"] for each in records(run, "resume")] == [3]
     assert_same_run(run, tmp_path / "runs/whole")
-    (fault,) = lines(run, "fault", "faults.jsonl")
+    (fault,) = records(run, "fault", "faults.jsonl")
     assert f"points to the hardware of {socket.gethostname()}" in fault["microbatches"][0]["place"]
 
 
@@ -192,9 +177,9 @@ def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_bat
     with at_fault(fault):
         assert main(["train", *words, "name=whole"]) == 0
     whole = tmp_path / "runs/whole"
-    assert_same(checkpoint(whole, 3), checkpoint(whole, 5))
-    assert [each["step"] for each in lines(whole, "step")] == [1, 2, 3, 4, 6, 7, 8]
-    (entry,) = lines(whole, "fault", "faults.jsonl")
+    assert_same_state(checkpoint(whole, 3), checkpoint(whole, 5))
+    assert [each["step"] for each in records(whole, "step")] == [1, 2, 3, 4, 6, 7, 8]
+    (entry,) = records(whole, "fault", "faults.jsonl")
     assert (entry["action"], entry["to"]) == ("roll_back", "step-00000003")
     (skipped_updates,) = guard_of(whole, 8)["skipped_updates"]
     assert skipped_updates["tokens"] == (checkpoint(whole, 3).state.tokens, entry["tokens"])
@@ -206,8 +191,8 @@ def test_roll_back_takes_the_weights_of_the_checkpoint_and_never_repeats_its_bat
         main(["train", *words])
     assert main(["train", *words]) == 0
     run = tmp_path / "runs/tiny"
-    assert_same(checkpoint(run, 8), checkpoint(whole, 8))
-    assert lines(run, "step") == lines(whole, "step")
+    assert_same_state(checkpoint(run, 8), checkpoint(whole, 8))
+    assert records(run, "step") == records(whole, "step")
 
 
 @pytest.mark.runs
@@ -226,7 +211,7 @@ def test_a_fault_that_stays_ends_the_run(
     with at_fault(Fault("forward", steps=tuple(range(3, 9)))):
         assert main(["train", *tiny_run(*SHORT), f"stability.non_finite={policy[0]}", *policy[1:]]) == 70
     assert message in capsys.readouterr().err
-    actions = [each["action"] for each in lines(tmp_path / "runs/tiny", "fault", "faults.jsonl")]
+    actions = [each["action"] for each in records(tmp_path / "runs/tiny", "fault", "faults.jsonl")]
     assert actions == [policy[0]] * times + ["stop"]
 
 
@@ -271,12 +256,12 @@ def test_a_spike_is_skipped_by_its_window_which_survives_a_kill(tiny_run: TinyRu
         assert main(["train", *words]) == 0
     whole = tmp_path / "runs/whole"
     assert_same_run(tmp_path / "runs/tiny", whole)
-    (fault,) = lines(whole, "fault", "faults.jsonl")
+    (fault,) = records(whole, "fault", "faults.jsonl")
     assert (fault["step"], fault["fault"], fault["action"]) == (12, "spike", "skip")
-    assert fault["loss"] > fault["highest_normal_loss"] > lines(whole, "step")[0]["loss"]
+    assert fault["loss"] > fault["highest_normal_loss"] > records(whole, "step")[0]["loss"]
     assert fault["microbatches"][0]["microbatch"] == 3
     assert fault["microbatches"][0]["documents"][0] == first_document(words, step=12, microbatch=3)
-    losses = [each["loss"] for each in lines(whole, "step") if each["step"] <= 15]
+    losses = [each["loss"] for each in records(whole, "step") if each["step"] <= 15]
     assert guard_of(whole, 15)["losses"] == pytest.approx(losses[-8:], rel=1e-6)
 
 
@@ -289,8 +274,8 @@ def test_an_ignored_spike_is_recorded_and_changes_nothing(tiny_run: TinyRun, tmp
         words = tiny_run(*LONGER, "name=blind", "stability.spike_window_batches=1000")
         assert main(["train", *words]) == 0
     run, blind = tmp_path / "runs/tiny", tmp_path / "runs/blind"
-    assert [each["step"] for each in lines(run, "fault")] == [12]
-    assert lines(run, "step") == lines(blind, "step") and lines(blind, "fault") == []
+    assert [each["step"] for each in records(run, "fault")] == [12]
+    assert records(run, "step") == records(blind, "step") and records(blind, "fault") == []
     assert not (run / "faults.jsonl").exists()
 
 
@@ -301,4 +286,4 @@ def test_roll_back_from_a_spike_goes_back_as_far_as_configured(tiny_run: TinyRun
     with at_fault(Fault("spike", steps=(12,))):
         assert main(["train", *words]) == 0
     run = tmp_path / "runs/tiny"
-    assert_same(checkpoint(run, 5), checkpoint(run, 12))
+    assert_same_state(checkpoint(run, 5), checkpoint(run, 12))

@@ -7,6 +7,7 @@ weights, or silently continues from another state.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,112 +97,81 @@ def place(tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Place(tiny_run, tmp_path / "runs", monkeypatch)
 
 
-def no_folder(place: Place) -> None:
-    pass
-
-
-def empty_folder(place: Place) -> None:
-    (place.runs / "tiny").mkdir(parents=True)
-
-
-def never_saved(place: Place) -> None:
-    """The run died before its first checkpoint."""
-    place.has(steps={})
-
-
-def in_the_middle(place: Place) -> None:
-    place.has(steps=MIDDLE)
-
-
-def in_its_second_phase(place: Place) -> None:
-    place.has(steps=LATER)
-
-
-def finished(place: Place) -> None:
-    place.has(steps=END)
-
-
-def an_average(place: Place) -> None:
-    place.has(steps=MIDDLE, average=True)
-
-
-def all_damaged(place: Place) -> None:
-    (place.has(steps=MIDDLE) / "checkpoints/step-00000002" / WEIGHTS).write_bytes(b"torn")
-
-
-def half_written(place: Place) -> None:
-    (place.has(steps={}) / "checkpoints/step-00000002.partial-1").mkdir(parents=True)
-
-
-def warm(place: Place) -> None:
-    """The run began with weights of a run that is gone by now."""
-    place.has(f"weights.init_from={place.runs}/gone", steps=MIDDLE)
-
-
-def branched(place: Place) -> None:
-    """The run began at the checkpoint of a run that is gone by now."""
-    place.has(f"start.checkpoint={place.runs}/gone", steps=MIDDLE)
-
-
+# what lies in the run's folder before a start
+THERE: dict[str, Callable[[Place], object]] = {
+    "no folder": lambda place: None,
+    "an empty folder": lambda place: (place.runs / "tiny").mkdir(),
+    "never saved": lambda place: place.has(steps={}),
+    "half written": lambda place: (place.has(steps={}) / "checkpoints/step-00000002.partial-1").mkdir(parents=True),
+    "in the middle": lambda place: place.has(steps=MIDDLE),
+    "in its second phase": lambda place: place.has(steps=LATER),
+    "finished": lambda place: place.has(steps=END),
+    "an average": lambda place: place.has(steps=MIDDLE, average=True),
+    "all damaged": lambda place: (place.has(steps=MIDDLE) / "checkpoints/step-00000002" / WEIGHTS).write_bytes(b"torn"),
+    # it began with the weights, or at the checkpoint, of a run that is gone by now
+    "warm": lambda place: place.has(f"weights.init_from={place.runs}/gone", steps=MIDDLE),
+    "branched": lambda place: place.has(f"start.checkpoint={place.runs}/gone", steps=MIDDLE),
+}
 IN_LONG = "at step 9, 4100 tokens, in long"
 
 
 @pytest.mark.parametrize(
     ("there", "overrides", "decided"),
     [
-        (no_folder, [], "scratch"),
-        (never_saved, [], "scratch"),
-        (half_written, [], "scratch"),
-        (no_folder, ["weights.init_from={other}"], "scratch with the weights of other:9"),
-        (no_folder, ["weights.init_from={other}/checkpoints/step-00000002"], "scratch with the weights of other:2"),
-        (no_folder, ["weights.grow_from={other}", "model.hidden_size=32", "model.num_heads=2"],
+        ("no folder", [], "scratch"),
+        ("never saved", [], "scratch"),
+        ("half written", [], "scratch"),
+        ("no folder", ["weights.init_from={other}"], "scratch with the weights of other:9"),
+        ("no folder", ["weights.init_from={other}/checkpoints/step-00000002"], "scratch with the weights of other:2"),
+        ("no folder", ["weights.grow_from={other}", "model.hidden_size=32", "model.num_heads=2"],
          "scratch with the weights of other:9"),
-        (empty_folder, ["start.checkpoint={other}"], "branch from other:9 at step 0, 0 tokens, in None"),
-        (no_folder, ["start.checkpoint={other}", "start.clock=keep"], f"branch from other:9 {IN_LONG}"),
-        (in_the_middle, [], "resume tiny:2 at step 2, 900 tokens, in short"),
-        (in_its_second_phase, [], f"resume tiny:9 {IN_LONG}"),
-        (warm, ["weights.init_from={runs}/gone"], "resume tiny:2 at step 2, 900 tokens, in short"),
-        (branched, ["start.checkpoint={runs}/gone"], "resume tiny:2 at step 2, 900 tokens, in short"),
-        (in_its_second_phase, ["phases.long.tokens=100", "phases.long.schedule.decay_tokens=0"], "nothing to train"),
-        (in_the_middle, ["phases.more={{tokens: 9, row_tokens: 64, batch_rows: 2, microbatch_tokens: 64}}"],
+        ("an empty folder", ["start.checkpoint={other}"], "branch from other:9 at step 0, 0 tokens, in None"),
+        ("no folder", ["start.checkpoint={other}", "start.clock=keep"], f"branch from other:9 {IN_LONG}"),
+        ("in the middle", [], "resume tiny:2 at step 2, 900 tokens, in short"),
+        ("in its second phase", [], f"resume tiny:9 {IN_LONG}"),
+        ("warm", ["weights.init_from={runs}/gone"], "resume tiny:2 at step 2, 900 tokens, in short"),
+        ("branched", ["start.checkpoint={runs}/gone"], "resume tiny:2 at step 2, 900 tokens, in short"),
+        ("in its second phase", ["phases.long.tokens=100", "phases.long.schedule.decay_tokens=0"], "nothing to train"),
+        ("in the middle", ["phases.more={{tokens: 9, row_tokens: 64, batch_rows: 2, microbatch_tokens: 64}}"],
          "resume tiny:2 at step 2, 900 tokens, in short"),
     ],
 )  # fmt: skip
-def test_where_a_start_starts(
-    place: Place, other: Path, there: Callable[[Place], None], overrides: list[str], decided: str
-) -> None:
-    there(place)
+def test_where_a_start_starts(place: Place, other: Path, there: str, overrides: list[str], decided: str) -> None:
+    THERE[there](place)
     assert place.start(*(word.format(runs=place.runs, other=other) for word in overrides)) == decided
 
 
 @pytest.mark.parametrize(
     ("there", "overrides", "kind", "message"),
     [
-        (finished, ["phases.long.tokens=9000"], ConfigError, "phases.long.tokens: 2000 -> 9000"),
-        (no_folder, ["start.checkpoint={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
-        (no_folder, ["start.checkpoint={other}", "optim={{name: adamw, lr: 1}}"], ConfigError, "has adamw"),
-        (no_folder, ["start.checkpoint={other}", "start.clock=keep", "phases.long=null"], ConfigError,
+        ("finished", ["phases.long.tokens=9000"], ConfigError,
+         r"(?s)step-00000009: trained to .*\n  phases\.long\.tokens: 2000 -> 9000\n"
+         ".*Only what lies ahead can still be changed.*another name= and start.checkpoint="),
+        ("no folder", ["start.checkpoint={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
+        ("no folder", ["start.checkpoint={other}", "optim={{name: adamw, lr: 1}}"], ConfigError, "has adamw"),
+        ("no folder", ["start.checkpoint={other}", "start.clock=keep", "phases.long=null"], ConfigError,
          "is at 4,100 tokens, this run ends at 4,000"),
-        (no_folder, ["weights.init_from={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
+        ("no folder", ["weights.init_from={other}", "model.num_layers=4"], ConfigError, "4 here, 1 there"),
+        ("no folder", ["weights.init_from={runs}-gone"], DataError, "runs-gone: no such folder"),
     ],
 )  # fmt: skip
 def test_what_is_refused(
-    place: Place, other: Path, there: Callable[[Place], None], overrides: list[str], kind: type[RunError], message: str
+    place: Place, other: Path, there: str, overrides: list[str], kind: type[RunError], message: str
 ) -> None:
     """The run's folder is unchanged, so the corrected start can use the same name."""
-    there(place)
-    config = place.runs / "tiny/config.yaml"
-    before = config.read_text() if config.exists() else None
+    THERE[there](place)
+    folder = place.runs / "tiny"
+    before = {file: file.read_bytes() for file in folder.glob("[!.]*.*")}
     with pytest.raises(RunError, match=message) as refused:
         place.start(*(word.format(runs=place.runs, other=other) for word in overrides))
     assert type(refused.value) is kind
-    assert (config.read_text() if config.exists() else None) == before
-    assert there is not no_folder or not config.parent.exists()
+    assert {file: file.read_bytes() for file in folder.glob("[!.]*.*")} == before
+    assert there != "no folder" or not folder.exists()
 
 
-@pytest.mark.parametrize("there", [in_the_middle, an_average, all_damaged])
-def test_fresh_starts_from_scratch_whatever_is_there(place: Place, there: Callable[[Place], None]) -> None:
-    there(place)
+@pytest.mark.parametrize("there", ["in the middle", "an average", "all damaged"])
+def test_fresh_starts_from_scratch_whatever_is_there(place: Place, there: str) -> None:
+    THERE[there](place)
     old = sorted(path.name for path in (place.runs / "tiny").glob("checkpoints/*"))
     assert place.start("seed=6", fresh=True) == "scratch"
     aside = [path.name for path in place.runs.glob("tiny.until-*/checkpoints/*")]
@@ -216,50 +186,44 @@ def test_a_fresh_start_asks_again_for_what_a_first_start_begins_with(place: Plac
 
 # --- the data of a start -------------------------------------------------------------------------------------------
 
-THERE = {"tokenizer": "t", "shards": "s", "lengths": "l", "token counts": "c", "validation shards": "v"}
+DATA = {"tokenizer": "t", "shards": "s", "lengths": "l", "token counts": "c", "validation shards": "v"}
 OWN, KEEPING, RESTARTING = None, StartConfig(checkpoint="other"), StartConfig(checkpoint="other", data="restart")
 
 
 def without(name: str) -> dict[str, str]:
-    return {key: value for key, value in THERE.items() if key != name}
+    return {key: value for key, value in DATA.items() if key != name}
 
 
 @pytest.mark.parametrize(
     ("branch", "here", "saved"),
     [
-        pytest.param(OWN, THERE, THERE, id="the same"),
-        pytest.param(OWN, THERE | {"validation more": "w"}, THERE | {"validation more": "w"}, id="held-out text added"),
-        pytest.param(OWN, without("token counts"), THERE, id="counts left out stay known"),
-        pytest.param(KEEPING, THERE, THERE, id="a branch, the same"),
-        pytest.param(KEEPING, THERE | {"validation shards": "x"}, THERE | {"validation shards": "x"},
+        pytest.param(OWN, DATA, DATA, id="the same"),
+        pytest.param(OWN, DATA | {"validation more": "w"}, DATA | {"validation more": "w"}, id="held-out text added"),
+        pytest.param(OWN, without("validation shards"), DATA, id="held-out text left out stays known"),
+        pytest.param(OWN, without("token counts"), DATA, id="counts left out stay known"),
+        pytest.param(KEEPING, DATA, DATA, id="a branch, the same"),
+        pytest.param(KEEPING, DATA | {"validation shards": "x"}, DATA | {"validation shards": "x"},
                      id="a branch has its own held-out text"),
         pytest.param(KEEPING, without("token counts"), without("token counts"), id="a branch has its own counts"),
         pytest.param(RESTARTING, {"tokenizer": "t", "shards": "x"}, {"tokenizer": "t", "shards": "x"},
                      id="a branch with text of its own"),
-    ],
-)  # fmt: skip
-def test_data_that_a_start_can_continue_with(
-    branch: StartConfig | None, here: dict[str, str], saved: dict[str, str]
-) -> None:
-    state = replace(state_of(3), data=THERE)
-    assert check_same_data(Start(Checkpoint(Path("step"), state, CONFIG, False), [], branch), CONFIG, here) == saved
-
-
-@pytest.mark.parametrize(
-    ("branch", "here", "message"),
-    [
-        pytest.param(OWN, THERE | {"shards": "x"}, "hash of shards is s, now it is x.*another name=", id="other text"),
+        pytest.param(OWN, DATA | {"shards": "x"}, "hash of shards is s, now it is x.*another name=", id="other text"),
+        pytest.param(OWN, DATA | {"validation shards": "x"}, "measured on other held-out text", id="held-out text"),
+        pytest.param(OWN, DATA | {"token counts": "x"}, "of token counts is c, now it is x", id="other counts"),
         pytest.param(OWN, without("shards"), "hash of shards is s, now it is absent", id="no text"),
-        pytest.param(OWN, THERE | {"shards of web": "x"}, "of shards of web is absent", id="a stream more"),
-        pytest.param(OWN, THERE | {"tokenizer": "x"}, "hash of tokenizer is t, now it is x", id="another tokenizer"),
-        pytest.param(KEEPING, THERE | {"shards": "x"}, "start.data=restart", id="a branch that keeps other text"),
+        pytest.param(OWN, DATA | {"shards of web": "x"}, "of shards of web is absent", id="a stream more"),
+        pytest.param(OWN, DATA | {"tokenizer": "x"}, "hash of tokenizer is t, now it is x", id="another tokenizer"),
+        pytest.param(KEEPING, DATA | {"shards": "x"}, "start.data=restart", id="a branch that keeps other text"),
     ],
 )  # fmt: skip
-def test_data_exchanged_are_named(branch: StartConfig | None, here: dict[str, str], message: str) -> None:
-    state = replace(state_of(3), data=THERE)
-    with pytest.raises(DataError, match=message):
-        check_same_data(Start(Checkpoint(Path("step"), state, CONFIG, False), [], branch), CONFIG, here)
+def test_the_data_of_a_start_are_those_of_the_run_or_named(
+    branch: StartConfig | None, here: dict[str, str], saved: dict[str, str] | str
+) -> None:
+    start = Start(Checkpoint(Path("step"), replace(state_of(3), data=DATA), CONFIG, False), [], branch)
+    with pytest.raises(DataError, match=saved) if isinstance(saved, str) else nullcontext():
+        assert check_same_data(start, CONFIG, here) == saved
 
 
 def test_a_start_from_scratch_takes_the_data_as_they_are() -> None:
+    assert str(Start(None, [])) == "scratch", "in the banner"
     assert check_same_data(Start(None, []), CONFIG, {"tokenizer": "any"}) == {"tokenizer": "any"}

@@ -24,19 +24,14 @@ def test_one_rank_that_asks_is_enough_and_nobody_is_not() -> None:
     assert requests == [SaveRequest(stop=True), SaveRequest(overdue=True), SaveRequest()]
 
 
-def test_means_and_norms_of_sums() -> None:
-    numbers = StepNumbers.of(MLM, [30.0], [12.0], 9.0, 0.0, 0.0)
-    assert (numbers.loss, numbers.grad_norm, numbers.predicted) == (2.5, 3.0, 12)
-    assert StepNumbers.of(MLM, [0.0], [0.0], 0.0, 0.0, 0.0).loss == 0, "without a label"
-
-
 def test_a_loss_of_several_terms_is_of_their_means() -> None:
     """Each term is divided by its count, once, and weighted; guard and metrics read the same value."""
     terms = {"mlm": 1.0, "nsp": 0.5}
     numbers = StepNumbers.of(terms, [30.0, 8.0], [12.0, 4.0], 9.0, 0.0, 0.0)
     assert numbers.losses == {"mlm": 2.5, "nsp": 2.0} and numbers.counts == {"mlm": 12, "nsp": 4}
-    assert (numbers.loss, numbers.predicted) == (3.5, 12)
+    assert (numbers.loss, numbers.grad_norm, numbers.predicted) == (3.5, 3.0, 12)
     assert StepNumbers.of(terms, [30.0, 0.0], [12.0, 0.0], 9.0, 0.0, 0.0).loss == 2.5, "a term without a label"
+    assert StepNumbers.of(MLM, [0.0], [0.0], 0.0, 0.0, 0.0).loss == 0, "without a label"
 
 
 @pytest.mark.parametrize("sums", [(math.nan, 1.0), (math.inf, 1.0), (1.0, math.nan), (1.0, math.inf)])

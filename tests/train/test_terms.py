@@ -54,25 +54,18 @@ def microbatch(rows: Sequence[int]) -> Batch:
     return Batch(Packed(nothing, nothing, nothing, 1), targets, counts, num_rows=len(rows))
 
 
-class Step:
-    """A step on one rank."""
+def step(cut: Sequence[Sequence[int]]) -> tuple[float, list[float]]:
+    """Return the contributions of a rank with these microbatches to the loss and to the gradient."""
+    model, losses = TwoTerms(), list[float]()
 
-    def __init__(self, cut: Sequence[Sequence[int]]) -> None:
-        self.model = TwoTerms()
-        self.microbatches = tuple(microbatch(rows) for rows in cut)
-        self.loss = 0.0
-
-    def passed(self, event: str, part: Batch, value: Any, last: bool) -> None:
+    def passed(event: str, part: Batch, value: Any, last: bool) -> None:
         if event == "after_loss":
-            self.loss += float(value.detach())
+            losses.append(float(value.detach()))
 
-    def run(self) -> tuple[float, list[float]]:
-        """Return this rank's contributions to the loss and to the gradient."""
-        plan = SimpleNamespace(objective=SimpleNamespace(terms=TERMS, compares=False))
-        batch: Any = SimpleNamespace(plan=plan, microbatches=self.microbatches)
-        gradients(self.model, batch, Compute(torch.device("cpu"), "fp32"), 0, 0, self.passed)
-        grad = self.model.weight.grad
-        return self.loss, [0.0, 0.0] if grad is None else grad.tolist()
+    plan = SimpleNamespace(objective=SimpleNamespace(terms=TERMS, compares=False))
+    batch: Any = SimpleNamespace(plan=plan, microbatches=tuple(map(microbatch, cut)))
+    gradients(model, batch, Compute(torch.device("cpu"), "fp32"), 0, 0, passed)
+    return sum(losses), [0.0, 0.0] if model.weight.grad is None else model.weight.grad.tolist()
 
 
 def flat(numbers: list[list[float]]) -> list[float]:
@@ -92,25 +85,19 @@ CUTS: list[list[list[int]]] = [
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_each_term_is_divided_once_by_its_count_whatever_the_cut(cut: list[list[int]]) -> None:
-    loss, gradient = Step(cut).run()
+    loss, gradient = step(cut)
     assert loss == pytest.approx(LOSS) and gradient == pytest.approx(GRADIENT)
 
 
 @pytest.mark.parametrize("ranks", [[[[0, 1, 2]], [[3, 4, 5]]], [[[0], [1]], [[2, 3], [4, 5]]], [[[2], [1]], CUTS[1]]])
 def test_ranks_make_the_same_step(monkeypatch: pytest.MonkeyPatch, ranks: list[list[list[int]]]) -> None:
     """Wrappers average gradients over ranks; a rank may lack a term, or all of them."""
-    steps = [Step(cut) for cut in ranks]
-    totals = torch.tensor(
-        [[sum(part.counts[term] for part in step.microbatches) for term in TERMS] for step in steps]
-    ).sum(0)
-    monkeypatch.setattr(making, "num_ranks", lambda: len(ranks))
-    monkeypatch.setattr(making, "sum_over_ranks", lambda counts: counts.copy_(totals))
-    found = [step.run() for step in steps]
     numbers = [row for cut in ranks for part in cut for row in part]
-    means = [
-        sum(of_rows) / len(of_rows)
-        for of_rows in (flat([TOKENS[row] for row in numbers]), flat([PAIRS[row] for row in numbers]))
-    ]
+    of_terms = [flat([of_rows[row] for row in numbers]) for of_rows in (TOKENS, PAIRS)]
+    monkeypatch.setattr(making, "num_ranks", lambda: len(ranks))
+    monkeypatch.setattr(making, "sum_over_ranks", lambda counts: counts.copy_(torch.tensor([*map(len, of_terms)])))
+    found = [step(cut) for cut in ranks]
+    means = [sum(of_term) / len(of_term) for of_term in of_terms]
     assert sum(loss for loss, _ in found) / len(ranks) == pytest.approx(means[0] + 0.5 * means[1])
     gradient = torch.tensor([grad for _, grad in found]).mean(0).tolist()
     assert gradient == pytest.approx([means[0], 0.5 * means[1]])

@@ -117,6 +117,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def target_in(folder: Path, fault: str, step: int, distance: int = 0) -> int | None:
+    """Return the step that a fault goes back to, in a run whose second phase begins at 85 tokens."""
+    config = run_with(4, f"stability.spike_roll_back_batches={distance}", "phases.short.tokens=85")
+    clock, tokens = Clock.of(config), 10 * (step - 1)
+    found = find_target(config.stability, clock, folder, fault=fault, step=step, tokens_before=tokens)
+    return None if found is None else found.step
+
+
 @pytest.mark.runs
 @pytest.mark.parametrize(
     ("fault", "distance", "step", "target"),
@@ -139,20 +147,11 @@ def test_which_checkpoint_is_gone_back_to(
     saved: Path, fault: str, distance: int, step: int, target: int | None
 ) -> None:
     """Another phase has other rows and rates: this phase would not have continued from its weights."""
-    config = run_with(4, f"stability.spike_roll_back_batches={distance}", "phases.short.tokens=85")
-    found = find_target(
-        config.stability, Clock.of(config), saved, fault=fault, step=step, tokens_before=10 * (step - 1)
-    )
-    assert (None if found is None else found.step) == target
+    assert target_in(saved, fault, step, distance) == target
 
 
 def test_without_a_folder_of_checkpoints_there_is_nothing_to_go_back_to(tmp_path: Path) -> None:
-    assert (
-        find_target(
-            run_with().stability, Clock.of(run_with()), tmp_path / "absent", fault="spike", step=5, tokens_before=40
-        )
-        is None
-    )
+    assert target_in(tmp_path / "absent", "spike", step=5) is None
 
 
 @pytest.mark.parametrize(
@@ -176,13 +175,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_only_damaged_ones_are_an_error(
     for step in (2, 5):
         write(tmp_path, step)
     (tmp_path / "step-00000005" / STATE).write_text("torn")
-    found = find_target(
-        run_with().stability, Clock.of(run_with()), tmp_path, fault="non_finite", step=7, tokens_before=60
-    )
-    assert found is not None and found.step == 2
+    assert target_in(tmp_path, "non_finite", step=7) == 2
     (tmp_path / "step-00000002" / STATE).write_text("torn")
     with pytest.raises(StorageError, match="no checkpoint is whole"):
-        find_target(run_with().stability, Clock.of(run_with()), tmp_path, fault="non_finite", step=7, tokens_before=60)
+        target_in(tmp_path, "non_finite", step=7)
 
 
 def test_spikes_let_through_hardly_raise_the_bar() -> None:

@@ -8,14 +8,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.checkpoint import Share, begin, finish, folder_of, write_part
@@ -25,7 +23,7 @@ from modernbert_train.checkpoints.verified import require_files
 from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from tests.support.small_checkpoint import CONFIG, sign, state_of, write
+from tests.support.small_checkpoint import CONFIG, flip_last_bit, sign, state_of, write
 
 STEPS = (100, 200, 300, 400, 500)
 
@@ -75,11 +73,7 @@ class SmallRun:
         copier.copy_records()
 
     def flip(self, step: int, name: str = "model.safetensors") -> None:
-        """Flip a bit of the last byte."""
-        path = self.at(step) / name
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(bytes(content))
+        flip_last_bit(self.at(step) / name)
 
     def says(self, action: str, *words: str | Path, code: int = 0) -> str:
         """Run an action, check its exit code, and return both its outputs."""
@@ -109,31 +103,13 @@ def as_schema_4(folder: Path) -> None:
     sign(folder, change)
 
 
-def write_sharded(
-    checkpoints: Path, step: int, config: RunConfig, change: Callable[[str, Tensor], Tensor] = lambda name, t: t
-) -> Path:
-    """Write as two ranks would: of every tensor with rows the first has the upper half, the other the lower."""
-    weights = {name: change(name, torch.full_like(p, step)) for name, p in
-               ModernBertForMaskedLM(config.model).named_parameters()}  # fmt: skip
-    moments = {f"exp_avg/{name}": tensor / 2 for name, tensor in weights.items()}
-    counts = {f"step/{name}": torch.tensor(step) for name in weights}
-    final = folder_of(checkpoints, step)
+def write_sharded(checkpoints: Path, step: int, config: RunConfig) -> None:
+    """Write as two ranks would: of every tensor the first has the upper half of the rows, the other the lower."""
+    final, parameters = folder_of(checkpoints, step), dict(ModernBertForMaskedLM(config.model).named_parameters())
     staging, parts = begin(final, 1), []
     for rank in (0, 1):
-        shares, slices = [], []
-        for tensors in (weights, moments | counts):
-            mine, cut = {}, {}
-            for name, tensor in tensors.items():
-                if not tensor.ndim:
-                    if rank == 0:
-                        mine[name] = tensor
-                    continue
-                half = tensor.shape[0] // 2
-                mine[name] = (tensor[:half] if rank == 0 else tensor[half:]).contiguous()
-                cut[name] = (0 if rank == 0 else half, tensor.shape[0])
-            shares.append(mine)
-            slices.append(cut)
-        parts.append(write_part(staging, Share(shares[0], shares[1], slices[0], slices[1], f"-{rank:05d}")))
+        share = {name: torch.full_like(tensor.chunk(2)[rank], step) for name, tensor in parameters.items()}
+        slices = {name: (rank * len(tensor.chunk(2)[0]), len(tensor)) for name, tensor in parameters.items()}
+        parts.append(write_part(staging, Share(share, {}, slices, {}, f"-{rank:05d}")))
     text = {"state": state_of(step).as_json(), "config_yaml": to_yaml(config)}
     finish(staging, final, parts, **text, phase_end=False, milestone=False)
-    return final

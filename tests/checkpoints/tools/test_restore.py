@@ -5,8 +5,8 @@ start resumes from a checkpoint that was rolled back.
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,7 +16,6 @@ from modernbert_train.checkpoints.run_folder import take_lock
 from modernbert_train.checkpoints.store import Store
 from modernbert_train.errors import StorageError
 from tests.checkpoints.tools.small_run import SmallRun
-from tests.support import forked
 from tests.support.runs import newest, records
 from tests.support.tiny_run import TinyRun
 
@@ -102,10 +101,7 @@ def test_newer_copies_do_not_come_back(copied: SmallRun) -> None:
 
 
 def test_a_store_that_fails_meanwhile_changes_nothing_here(copied: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: Store, name: str, to: str) -> None:
-        raise StorageError(f"{self.url}/{name}: the store is away.")
-
-    monkeypatch.setattr(Store, "move_folder", refused)
+    monkeypatch.setattr(Store, "move_folder", Mock(side_effect=StorageError("the store is away.")))
     before = copied.bytes()
     said = copied.says("restore", copied.folder, "300", code=74)
     assert "the store is away" in said and "--local" in said and copied.bytes() == before
@@ -123,25 +119,19 @@ def test_what_is_damaged_or_gone_here_comes_from_the_replica(copied: SmallRun) -
 
 
 @pytest.mark.timeout(200)
-def test_a_run_that_was_rolled_back_ends_as_it_did(tiny_run: TinyRun, tmp_path: Path) -> None:
+def test_a_run_that_was_rolled_back_ends_as_it_did(
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Trained, rolled back, trained again: the same record, the same weights, and the report counts the lost steps."""
-    words = tiny_run("checkpoint.interval_steps=3", "checkpoint.keep=9")
-    folder = tmp_path / "runs/tiny"
-    root = Path(__file__).parents[3]
-
-    def call(*verb: str) -> str:
-        command = [sys.executable, "-m", "modernbert_train", *verb]
-        done = forked.run(command, cwd=root, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    call("train", *words)
-    first, weights = records(folder), newest(folder)
-    call("checkpoints", "restore", str(folder), "3")
-    said = call("train", *words)
-    assert "step-00000003" in said and records(folder) == first
+    words, folder = tiny_run("checkpoint.interval_steps=3", "checkpoint.keep=9"), tmp_path / "runs/tiny"
+    assert main(["train", *words]) == 0
+    first, last = records(folder), newest(folder)
+    assert main(["checkpoints", "restore", str(folder), "3"]) == 0
+    capsys.readouterr()
+    assert main(["train", *words]) == 0
+    assert "step-00000003" in capsys.readouterr().out and records(folder) == first
     again = newest(folder)
-    assert again.step == weights.step
+    assert again.step == last.step
     old = next((folder / "checkpoints/superseded").glob(f"*/{again.folder.name}"))
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (again.folder / name).read_bytes() == (old / name).read_bytes()
