@@ -34,8 +34,7 @@ from modernbert_train.models.replaced import DRAWS, TOKENS
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_keys, mean_spans
-from tests.support.mlm_lines import VOCABULARY
-from tests.support.permuted import text_of
+from tests.support.mlm_lines import VOCABULARY, text_of
 from tests.support.plan_batches import make_batch
 
 BASE = ModernBertConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of each kind
