@@ -81,6 +81,7 @@ def test_every_optimizer_of_the_schema_can_be_built() -> None:
     ],
 )
 def test_the_clock_sets_every_group(optim: OptimConfig, kind: type) -> None:
+    """In the release a restart kept the old max_lr, and decayed at 3/8 of what its YAML said."""
     config = make_run(optim)
     optimizer = build_optimizer(config.optim, Encoder())
     assert type(optimizer) is kind
@@ -91,23 +92,12 @@ def test_the_clock_sets_every_group(optim: OptimConfig, kind: type) -> None:
 
     apply_clock(optimizer, Clock.of(config), 500)
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(1e-3, 0.1), (1e-3, 0.0)]
+    state, optimizer = optimizer.state_dict(), build_optimizer(config.optim, Encoder())
+    optimizer.load_state_dict(state)
     apply_clock(optimizer, Clock.of(config), 1500)
     assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(5e-4, 0.25), (5e-4, 0.0)]
     if kind is StableAdamW:
         assert [group["max_lr"] for group in optimizer.param_groups] == [5e-4, 5e-4]
-
-
-def test_a_checkpoint_of_another_phase_does_not_bring_its_rates() -> None:
-    """In the release a restart kept the old max_lr, and decayed at 3/8 of what its YAML said."""
-    config = make_run(StableAdamWConfig(lr=1e-3, weight_decay=0.1))
-    old = build_optimizer(config.optim, Encoder())
-    apply_clock(old, Clock.of(config), 500)
-    new = build_optimizer(config.optim, Encoder())
-    new.load_state_dict(old.state_dict())
-    apply_clock(new, Clock.of(config), 1500)
-    decayed, undecayed = new.param_groups
-    assert (decayed["lr"], decayed["max_lr"], decayed["weight_decay"]) == (5e-4, 5e-4, 0.25)
-    assert (undecayed["lr"], undecayed["max_lr"], undecayed["weight_decay"]) == (5e-4, 5e-4, 0.0)
 
 
 def test_undecayed_weights_are_not_shrunk() -> None:

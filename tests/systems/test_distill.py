@@ -148,7 +148,7 @@ def test_the_price_of_each_choice_is_reported_before_any_training(
     The last is the run's first loss, and words are fewer with a trimmed tokenizer, whose rows are the teacher's.
     """
     assert main(["train", *tiny_run(*WIDER)]) == 0
-    large = held_out(tmp_path / "runs/teacher")[-1]
+    large = records(tmp_path / "runs/teacher", "validation")[-1]["loss"]
     few = tmp_path / "few"
     (tmp_path / "texts.txt").write_text("\n".join(make_texts(20)), encoding="utf-8")
     trim = ["tokenizer", "trim", str(few / "tokenizer"), str(tiny_data / "tokenizer"), str(tmp_path / "texts.txt")]
@@ -177,9 +177,5 @@ def test_the_price_of_each_choice_is_reported_before_any_training(
         begins = capsys.readouterr().out
         assert "layers 0 of 4, hidden_size 32 of 64, heads 2 of 4, intermediate_size 32 of 48" in begins
         assert ("of 384 rows 384 are kept" in begins) is (name == "fewer")
-        assert held_out(tmp_path / "runs" / name)[0] == pytest.approx(losses["all of them"], abs=5e-4)
-
-
-def held_out(folder: Path) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["kind"] == "validation"]
+        first_loss = records(tmp_path / "runs" / name, "validation")[0]["loss"]
+        assert first_loss == pytest.approx(losses["all of them"], abs=5e-4)

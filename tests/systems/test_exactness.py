@@ -6,6 +6,7 @@ A user would lose: a BERT that resumes as the same run, or a loss that does not 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ from tests.support.tiny_run import TinyRun
 CAUSAL_FIRST = ("objective={name: mlm}", "phases.short.objective={name: causal}")
 
 
+def assert_resumes(words: TinyRun, runs: Path, step: int | None = None, least: int = 11) -> list[dict[str, Any]]:
+    """Train a run; kill another at this step, or in its second phase; resume it, and return the equal steps of both."""
+    assert main(["train", *words("name=whole")]) == 0
+    steps = records(runs / "whole")
+    killed_and_gone_on(words("name=killed"), step or sum(each["phase"] == "short" for each in steps) + 2)
+    assert_equal_runs(runs / "killed", runs / "whole", least)
+    return steps
+
+
 # with another path of data; others are killed in separate tests, below and in test_replaced_tokens.py, or are slow
 RESUMED = {("xlnet", "permutation")}
 
@@ -40,18 +50,19 @@ def test_a_killed_run_resumes_as_if_it_never_was(
     """With dropout, where there is some, whose draws must not depend on where a run was stopped."""
     names = {"modernbert": ("model.attention_out_dropout=0.1",), "llama": (), "gemma": (), "neobert": (), "esm": ()}
     common = (*names.get(encoder, ("model.dropout=0.1",)), "checkpoint.interval_steps=3")
-    whole = system(tiny_run(*common, "name=whole"), encoder, objective)
-    assert main(["train", *whole]) == 0 and main(["eval", *whole]) == 0
-    killed_and_gone_on(system(tiny_run(*common, "name=killed"), encoder, objective), step=8)
-    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+
+    def words(name: str) -> list[str]:
+        return system(tiny_run(*common, name), encoder, objective)
+
+    assert_resumes(words, tmp_path / "runs", step=8)
+    assert main(["eval", *words("name=whole")]) == 0
 
 
 @pytest.mark.runs
 def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: Path) -> None:
     """One run, two objectives: killed in the second phase it continues there, with the weights of the first."""
     common = (*CAUSAL_FIRST, "checkpoint.interval_steps=3")
-    assert main(["train", *tiny_run(*common, "name=whole")]) == 0
-    steps = records(tmp_path / "runs/whole")
+    steps = assert_resumes(partial(tiny_run, *common), tmp_path / "runs")
     by_phase: dict[str, list[dict[str, Any]]] = {"short": [], "long": []}
     for step in steps:
         by_phase[step["phase"]].append(step)
@@ -61,9 +72,6 @@ def test_a_run_learns_causally_and_then_from_masks(tiny_run: TinyRun, tmp_path: 
         for phase, found in by_phase.items()
     }
     assert shares["short"] > 0.9 and 0.2 < shares["long"] < 0.4
-    at = len(by_phase["short"]) + 2
-    killed_and_gone_on(tiny_run(*common, "name=killed"), step=at)
-    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
 
 
 @pytest.mark.runs
@@ -71,13 +79,10 @@ def test_a_mask_rate_that_moves_continues_where_it_was(tiny_run: TinyRun, tmp_pa
     """Half of the tokens at first, a tenth at the end, each sequence with its own share."""
     masks = "objective={name: mlm, mask_rate: 0.5, mask_rate_end: 0.1, mask_spread: 0.1}"
     common = (masks, "phases.long=null", "phases.short.batch_warmup=null", "checkpoint.interval_steps=2")
-    assert main(["train", *tiny_run(*common, "name=whole")]) == 0
-    steps = records(tmp_path / "runs/whole")
+    steps = assert_resumes(partial(tiny_run, *common), tmp_path / "runs", step=5, least=5)
     ends = [0, *(step["tokens"] for step in steps)]
     shares = [step["predicted"] / (end - start) for step, start, end in zip(steps, ends, ends[1:], strict=False)]
     assert shares[0] > 0.4 > 0.2 > shares[-1] and shares == sorted(shares, reverse=True)
-    killed_and_gone_on(tiny_run(*common, "name=killed"), step=5)
-    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole", least=5)
 
 
 DIFFUSION = (
@@ -153,17 +158,13 @@ def test_a_run_learns_in_permuted_orders_and_from_masks(
     """One run, two objectives, in either order: the clock counts text alone, and a killed run continues bit by bit."""
     phases = (f"objective={{name: {second}}}", f"phases.short.objective={{name: {first}}}")
     common = (*phases, "checkpoint.interval_steps=3")
-    assert main(["train", *tiny_run(*common, "name=whole")]) == 0
-    steps = records(tmp_path / "runs/whole")
+    steps = assert_resumes(partial(tiny_run, *common), tmp_path / "runs")
     ends = {step["phase"]: step["tokens"] for step in steps}
     began = {"short": 0, "long": ends["short"]}
     for phase, name in (("short", first), ("long", second)):
         predicted = sum(step["predicted"] for step in steps if step["phase"] == phase)
         share = predicted / (ends[phase] - began[phase])
         assert (0.12 < share < 1 / 6) if name == "permutation" else (0.2 < share < 0.3), (name, share)
-    at = sum(step["phase"] == "short" for step in steps) + 2
-    killed_and_gone_on(tiny_run(*common, "name=killed"), step=at)
-    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
 
 
 @pytest.mark.slow
@@ -176,11 +177,7 @@ def test_a_deberta_reads_longer_rows_in_a_later_phase(
     assert main(["check", *system(tiny_run(*short), "deberta", "mlm")]) == 78
     assert "phases.long.row_tokens=128 exceeds model.max_positions=64" in capsys.readouterr().err
     longer = (*short, "phases.long.model={max_positions: 128}")
-    assert main(["train", *system(tiny_run(*longer, "name=whole"), "deberta", "mlm")]) == 0
-    steps = records(tmp_path / "runs/whole")
-    at = sum(step["phase"] == "short" for step in steps) + 2
-    killed_and_gone_on(system(tiny_run(*longer, "name=killed"), "deberta", "mlm"), step=at)
-    assert_equal_runs(tmp_path / "runs/killed", tmp_path / "runs/whole")
+    assert_resumes(lambda name: system(tiny_run(*longer, name), "deberta", "mlm"), tmp_path / "runs")
     assert main(["export", str(tmp_path / "runs/killed")]) == 0
     said = json.loads((tmp_path / "runs/killed/hf/config.json").read_text())
     assert (said["max_position_embeddings"], said["max_relative_positions"]) == (128, 48)
@@ -202,14 +199,6 @@ def test_pairs_need_a_tokenizer_that_tells_their_texts_apart(tiny_run: TinyRun, 
         in said
     )
     assert "Prepare the data again" in said
-
-
-def test_a_phase_cannot_have_another_z_loss(tiny_run: TinyRun, capsys: Any) -> None:
-    """The model is built with the run's; another would be ignored in silence."""
-    words = tiny_run("objective.z_loss=0.001", "phases.long.objective={name: causal}")
-    assert main(["check", *words]) == 78
-    assert "phases.long.objective.z_loss=0.0: must be objective.z_loss=0.001" in capsys.readouterr().err
-    assert main(["check", *words, "phases.long.objective.z_loss=0.001"]) == 0
 
 
 @pytest.mark.runs
