@@ -25,18 +25,10 @@ from modernbert_train.weights.hf_folder import load_weights as load_folder
 from modernbert_train.weights.source import open_model
 from tests.support.faulty import Fault, Killed, at_fault
 from tests.support.matrix import system
-from tests.support.ranks import assert_same_weights
-from tests.support.runs import (
-    assert_equal_runs,
-    assert_same_run,
-    killed_and_gone_on,
-    launch,
-    model_of,
-    newest,
-    records,
-    weights,
-)
+from tests.support.ranks import trained_on_two_ranks
+from tests.support.runs import assert_equal_runs, killed_and_gone_on, model_of, newest, records, weights
 from tests.support.tiny_run import TinyRun
+from tests.support.verbs import Says
 
 SHARING = ("embeddings", "none", "gdes")
 SHORT = ("phases.long=null", "phases.short.tokens=1500", "phases.short.schedule.warmup_tokens=100")
@@ -89,7 +81,7 @@ def opened(folder: Path, named: str) -> Any:
     ],
 )
 def test_both_parts_compute_the_same_in_transformers(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, sharing: str
+    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], says: Says, encoder: str, sharing: str
 ) -> None:
     """Of two sequences in one packed buffer here, each alone there. Shared parts and differences are whole in each."""
     words = [*system(tiny_run(*SHORT), encoder, "rtd"), f"objective.sharing={sharing}", "objective.generator_depth=0.5"]
@@ -117,9 +109,7 @@ def test_both_parts_compute_the_same_in_transformers(
     assert done == 0
     twin = opened(run / "hf-generator", GENERATOR[encoder])
     assert_same_logits(twin, ids_T, generated(model, ids_T, BOUNDARIES), BOUNDARIES)
-    capsys.readouterr()
-    assert main(["fill", str(run / "hf-generator"), "a [MASK] c"]) == 0
-    assert capsys.readouterr().out.count("%") == 5
+    assert says("fill", str(run / "hf-generator"), "a [MASK] c").count("%") == 5
 
 
 @pytest.mark.runs
@@ -133,7 +123,7 @@ def test_both_parts_compute_the_same_in_transformers(
 def test_of_some_only_the_generator_is_exported(
     tiny_run: TinyRun,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    says: Says,
     encoder: str,
     named: str,
     more: tuple[str, ...],
@@ -142,9 +132,8 @@ def test_of_some_only_the_generator_is_exported(
     unchanged."""
     assert main(["train", *system(tiny_run(*SHORT, *more), encoder, "rtd")]) == 0
     run = tmp_path / "runs/tiny"
-    capsys.readouterr()
-    assert main(["export", str(run)]) == 78
-    assert "lacks such a model for weights that were trained to detect replaced tokens" in capsys.readouterr().err
+    said = says("export", str(run), code=78)
+    assert "lacks such a model for weights that were trained to detect replaced tokens" in said
     assert main(["export", str(run), "--generator"]) == 0
     twin = opened(run / "hf-generator", named)
     ids_T = drawn_ids(30)
@@ -152,16 +141,13 @@ def test_of_some_only_the_generator_is_exported(
 
 
 @pytest.mark.runs
-def test_a_deberta_v3_is_exported_as_the_released_one(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deberta_v3_is_exported_as_the_released_one(tiny_run: TinyRun, tmp_path: Path) -> None:
     """The encoder's states in transformers, its head under the names of the released file, and the generator as what
     predicts masked tokens."""
     assert main(["train", *system(tiny_run(*SHORT, "objective.sharing=gdes"), "deberta", "rtd")]) == 0
     run = tmp_path / "runs/tiny"
     model = model_of(newest(run))
     assert model.get_parameter("model.embeddings.tok_embeddings.delta.weight").any()
-    capsys.readouterr()
     assert main(["export", str(run)]) == 0 and main(["export", str(run), "--generator"]) == 0
     assert json.loads((run / "hf/config.json").read_text())["architectures"] == ["DebertaV2Model"]
     twin, report = transformers.AutoModel.from_pretrained(run / "hf", output_loading_info=True)
@@ -199,29 +185,24 @@ def test_the_cut_into_microbatches_does_not_matter(tiny_run: TinyRun, tmp_path: 
         words = system(tiny_run(*SHORT, "model.dropout=0", *cut), "bert", "rtd")
         assert main(["train", *words]) == 0
         found.append(records(tmp_path / f"runs/cut-{size}"))
-    assert_same_run(*(tmp_path / f"runs/cut-{size}" for size in (128, 512)))
     tokens = 0
     for one, other in zip(*found, strict=True):
-        for term in ("mlm", "rtd"):
-            assert one[f"loss/{term}"] == pytest.approx(other[f"loss/{term}"], rel=2e-4), (one["step"], term)
+        for key in ("loss/mlm", "loss/rtd", "loss", "grad_norm"):
+            assert one[key] == pytest.approx(other[key], rel=2e-4), (one["step"], key)
         assert (one["count/mlm"], one["count/rtd"]) == (other["count/mlm"], other["count/rtd"])
         tokens += one["count/rtd"]
         assert tokens == one["tokens"]
 
 
 @pytest.mark.runs
-def test_held_out_text_is_measured_by_name(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_held_out_text_is_measured_by_name(tiny_run: TinyRun, tmp_path: Path, says: Says) -> None:
     words = system(tiny_run(*SHORT), "modernbert", "rtd")
     assert main(["train", *words]) == 0
     last = records(tmp_path / "runs/tiny", "validation")[-1]
     assert {"loss", "accuracy", "rtd/loss", "rtd/accuracy", "rtd/replaced"} <= last.keys()
     assert 0.1 < last["rtd/replaced"] < 0.15, "almost all of the 15 % that a generator without knowledge fills"
     assert last["rtd/accuracy"] > 0.5
-    capsys.readouterr()
-    assert main(["eval", *words]) == 0
-    assert f"rtd/accuracy {last['rtd/accuracy']:.4f}" in capsys.readouterr().out
+    assert f"rtd/accuracy {last['rtd/accuracy']:.4f}" in says("eval", *words)
 
 
 @pytest.mark.slow
@@ -334,7 +315,7 @@ def test_a_run_learns_masked_tokens_and_replaced_ones(
     ("encoder", "sharing"), [pytest.param("bert", "gdes", marks=pytest.mark.slow), ("modernbert", "embeddings")]
 )
 def test_each_phase_is_exported_as_what_it_trained(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], encoder: str, sharing: str
+    tiny_run: TinyRun, tmp_path: Path, says: Says, encoder: str, sharing: str
 ) -> None:
     """The first as a masked-LM model, whose decoder is tied to the effective embeddings; the last as a discriminator.
     An untrained generator is not exported. Probes read the model in both."""
@@ -347,11 +328,9 @@ def test_each_phase_is_exported_as_what_it_trained(
     assert {each["phase"] for each in records(run, "evaluation")} == {"short", "long"}
     switch = at_the_switch(run)
     first = run / f"hf-{switch.folder.name}"
-    capsys.readouterr()
-    assert main(["eval", str(switch.folder)]) == 0
-    assert "rtd" not in capsys.readouterr().out
-    assert main(["export", str(switch.folder), "--generator"]) == 78
-    assert "in phase short, which leaves the generator idle" in capsys.readouterr().err
+    assert "rtd" not in says("eval", str(switch.folder))
+    said = says("export", str(switch.folder), "--generator", code=78)
+    assert "in phase short, which leaves the generator idle" in said
     assert main(["export", str(switch.folder)]) == 0
     card = (first / "README.md").read_text()
     assert "AutoModelForMaskedLM" in card and "| this model |" in card and "of the tokens were replaced" not in card
@@ -379,27 +358,17 @@ def test_two_ranks_leave_the_same_idle(tiny_run: TinyRun, tmp_path: Path, first:
     def words(*more: str) -> list[str]:
         return system(tiny_run(*both(first, sharing, optim), *more), "bert", "rtd")
 
-    launch(words("name=one"), 1)
-    for strategy in ("ddp", "fsdp2"):
-        launch(words(f"name={strategy}", f"distributed.strategy={strategy}"), 2)
-        run = tmp_path / "runs" / strategy
+    for run in trained_on_two_ranks(words, tmp_path / "runs"):
         assert_idle_stood_still(run, first)
-        for one, other in zip(records(run), records(tmp_path / "runs/one"), strict=True):
-            for key in ("loss", "grad_norm", *(["loss/rtd"] if "loss/rtd" in other else [])):
-                assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (strategy, one["step"], key)
-        assert_same_weights(run, tmp_path / "runs/one")
 
 
 @pytest.mark.runs
-def test_what_was_trained_beside_a_model_must_fit_a_branch(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_trained_beside_a_model_must_fit_a_branch(tiny_run: TinyRun, tmp_path: Path, says: Says) -> None:
     """With another sharing weights would be unused; a separate run continues."""
     assert main(["train", *system(tiny_run(*SHORT, "name=first"), "bert", "rtd")]) == 0
     branch = (*SHORT, "name=second", f"start.checkpoint={tmp_path / 'runs/first'}")
-    capsys.readouterr()
-    assert main(["train", *system(tiny_run(*branch), "bert", "rtd"), "objective.sharing=none"]) == 78
-    assert "its heads or generator have other shapes" in capsys.readouterr().err
+    said = says("train", *system(tiny_run(*branch), "bert", "rtd"), "objective.sharing=none", code=78)
+    assert "its heads or generator have other shapes" in said
     assert not (tmp_path / "runs/second").exists()
     assert main(["train", *system(tiny_run(*branch), "bert", "rtd")]) == 0
 
