@@ -6,7 +6,6 @@ If this breaks, a typo trains for days with a default, or a user fixes mistakes 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from modernbert_train.config.renamed import SYNONYMS
 from modernbert_train.config.schema import AdamWConfig, PhaseConfig, RunConfig, StableAdamWConfig
 from modernbert_train.config.tools.prepare import PrepareConfig
 from modernbert_train.errors import ConfigError
-from tests.support.configurations import BASE, Load
+from tests.support.configurations import BASE, Load, Refused
+from tests.support.verbs import Says
 
 # keys of other trainers, for which a list of thirty keys would not help
 OTHERS = {
@@ -46,7 +46,7 @@ def test_the_files_and_the_defaults_make_a_typed_tree(load: Load) -> None:
         config.seed = 3  # type: ignore[misc]
 
 
-def test_mistakes_of_every_kind_and_place_are_reported_together(refused: Callable[..., list[str]]) -> None:
+def test_mistakes_of_every_kind_and_place_are_reported_together(refused: Refused) -> None:
     lines = refused(
         "seed: 1\nseed: 2\nmodel: {num_headz: 4}\noptim: {lr: fast}\n", "compute.device=gpu", "eval.x.y=1", "nonsense"
     )
@@ -137,7 +137,7 @@ def test_values_mean_what_people_mean(load: Load, text: str, key: str, value: ob
     ],
 )
 def test_a_mistake_in_a_file_is_answered_with_its_place_and_its_remedy(
-    refused: Callable[..., list[str]], text: str, message: str
+    refused: Refused, text: str, message: str
 ) -> None:
     (line,) = refused(text)
     assert line.startswith(message)
@@ -210,7 +210,7 @@ def test_later_files_win_and_overrides_win_over_them(load: Load) -> None:
         ),
     ],
 )
-def test_an_override_is_held_to_the_same_rules(refused: Callable[..., list[str]], override: str, message: str) -> None:
+def test_an_override_is_held_to_the_same_rules(refused: Refused, override: str, message: str) -> None:
     (line,) = refused("", override)
     assert line.startswith(message)
 
@@ -230,9 +230,7 @@ def test_a_phase_is_removed_with_null_and_an_optional_section_too(load: Load) ->
 
 
 @pytest.mark.runs
-def test_interpolations_stand_for_other_keys_and_keep_types_checked(
-    load: Load, refused: Callable[..., list[str]]
-) -> None:
+def test_interpolations_stand_for_other_keys_and_keep_types_checked(load: Load, refused: Refused) -> None:
     config = load(
         "phases: {decay: {schedule: {decay_tokens: '${phases.decay.tokens}'}}}\nloggers: {wandb: {tags: ['${name}']}}",
         "runs_folder=out/${name}",
@@ -266,7 +264,7 @@ def test_interpolations_stand_for_other_keys_and_keep_types_checked(
     ],
 )
 def test_no_secret_of_the_environment_reaches_the_configuration(
-    refused: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, override: str
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, override: str
 ) -> None:
     monkeypatch.setenv("TRAINING_SECRET", "hunter2")
     (line,) = refused("", override)
@@ -281,7 +279,7 @@ def test_no_secret_of_the_environment_reaches_the_configuration(
         "loggers.wandb.init_kwargs={settings: [{password: hunter2hunter}]}",
     ],
 )
-def test_a_secret_below_a_key_is_refused_however_deep(refused: Callable[..., list[str]], override: str) -> None:
+def test_a_secret_below_a_key_is_refused_however_deep(refused: Refused, override: str) -> None:
     """It would be in config.yaml, in every checkpoint and in the report, which are copied and published."""
     (line,) = refused("", override)
     assert "hunter2" not in line and line.startswith("loggers.wandb") and "init_kwargs" in line
@@ -329,11 +327,13 @@ def test_any_text_and_number_survives_the_saved_configuration(
 def test_differences_name_keys_with_both_values(load: Load) -> None:
     old = load()
     long = "phases.long={tokens: 5, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}"
-    new = load("", "seed=18", "optim.name=adamw", "phases.decay=null", long)
+    own = "phases.stable.objective.mask_rate=0.1"
+    new = load("", "seed=18", "optim.name=adamw", "phases.decay=null", long, own)
     found = {key: (a, b) for key, a, b in differences(old, new)}
     assert found["seed"] == (17, 18)
     assert found["optim.name"] == ("stable_adamw", "adamw") and found["optim.weight_decay"] == (1e-5, 0.01)
     assert found["phases.decay.tokens"] == (500_000, None) and found["phases.long.tokens"] == (None, 5)
+    assert found["phases.stable.objective.mask_rate"] == (None, 0.1)
     assert {key.split(".")[0] for key in found} == {"seed", "optim", "phases"}
     assert differences(old, old) == []
 
@@ -351,14 +351,11 @@ def test_included_files_come_first_and_the_file_itself_wins(tmp_path: Path) -> N
     assert everything.optim.lr == 2e-3, "common.yaml is merged once, at its first place, and undoes no later value"
 
 
-def test_the_paths_of_the_help_work_in_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_paths_of_the_help_work_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: Says) -> None:
     """A user of a wheel lacks yamls/, which examples of the help and the `run:` of sweeps name."""
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "yamls/quickstart.yaml", "--gpu", "h100"]) == 0
-    assert main(["plan", "yamls/quickstar.yaml"]) == 78
-    assert "yamls/quickstar.yaml: no such file" in capsys.readouterr().err
+    assert "yamls/quickstar.yaml: no such file" in says("plan", "yamls/quickstar.yaml", code=78)
     assert load_run(["yamls/recipes/ettin-17m.yaml"]).name == "ettin-17m", "its include is the installed one's"
     (tmp_path / "yamls").mkdir()
     (tmp_path / "yamls/quickstart.yaml").write_text(BASE.replace("name: base", "name: mine"), encoding="utf-8")

@@ -15,7 +15,7 @@ from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Given, Inputs, Pac
 from modernbert_train.config.schema import PermutationLmConfig
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.vocabulary import Vocabulary
-from tests.support.mlm_lines import CLS, MASK, PAD, SEP, VOCABULARY, WORDS, keys, text_of
+from tests.support.mlm_lines import CLS, MASK, PAD, SEP, VOCABULARY, WORDS, text_of
 
 CONFIG = PermutationLmConfig()
 
@@ -143,11 +143,3 @@ def test_the_bound_holds_for_the_shortest_texts() -> None:
     for length in (1, 2, 3, 5, 6, 7):
         for ratio in (1, 2, 6, 10):
             make(text_of([length] * 600, first_key=length), replace(CONFIG, context_ratio=ratio))
-
-
-def test_rows_without_a_document_are_read_too() -> None:
-    """As evaluations have them, so that all ranks have as many microbatches."""
-    empty = PackedText(np.full(64, PAD), np.empty(0, np.int64), np.empty(0, np.int64), keys(0), np.array([0, 32, 64]))
-    inputs = make(empty)
-    assert inputs.counts == {"permutation": 0} and (inputs.targets["labels_M"] == IGNORED_LABEL).all()
-    assert given_of(inputs).boundaries[:3].tolist() == [0, 32, 64]

@@ -39,7 +39,6 @@ from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.memory import moment_numbers
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.weights.gather import gather_optimizer, gather_weights, load_optimizer, load_weights
-from tests.support.count_reads import CountReads
 from tests.support.gloo import run_ranks
 from tests.support.optimizer_steps import make_grads, make_params, step_with
 from tests.support.toy_optimizer import SignConfig
@@ -189,13 +188,10 @@ def test_nothing_moves_without_a_gradient_and_nan_is_seen() -> None:
 
 
 def test_a_step_never_waits_for_the_device() -> None:
+    """Tensors without values refuse every attempt to read one."""
     for rule in RULES:
-        params = make_params(SHAPES, torch.float32)
-        optimizer = make_muon(params, rule)
-        step_with(optimizer, params, make_grads(SHAPES, 1, 10.0))
-        with CountReads() as counter:
-            optimizer.step()
-        assert counter.reads == 0
+        params = [nn.Parameter(param.to("meta")) for param in make_params(SHAPES, torch.float32)]
+        step_with(make_muon(params, rule), params, make_grads(SHAPES, 1, 10.0))
 
 
 def test_owners_have_about_as_much_to_do() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import pytest
 
-from modernbert_train.clock import Clock
-from modernbert_train.config.schema import PhaseConfig, RunConfig, ScheduleConfig, StableAdamWConfig
-from modernbert_train.optim.schedules import lr_at, lr_ratio_at, max_lr_at, weight_decay_at
+from modernbert_train.config.schema import ScheduleConfig
+from modernbert_train.optim.schedules import lr_ratio_at
 
 Decay = Literal["one_minus_sqrt", "linear", "cosine"]
 # of a phase of 1,000 tokens, and the ratio at some of them: the end and the peak are exact
@@ -70,44 +68,3 @@ def test_the_ratio_is_that_worked_out_by_hand(name: str) -> None:
 def test_the_end_is_exact_at_the_size_of_a_real_phase(decay: Decay, final: float) -> None:
     schedule = ScheduleConfig(decay_tokens=49_999_999_999, decay=decay, final_lr_ratio=final)
     assert lr_ratio_at(schedule, 50_000_000_001, 50_000_000_001) == final
-
-
-def make_run() -> RunConfig:
-    """Three phases of the base recipe in miniature: warmup and constant, constant at 3/8, decay from 3/8."""
-    phase = PhaseConfig(tokens=1000, row_tokens=16, batch_rows=4, microbatch_tokens=64)
-    return RunConfig(
-        optim=StableAdamWConfig(lr=8e-4, weight_decay=1e-5),
-        phases={
-            "stable": replace(phase, schedule=ScheduleConfig(warmup_tokens=100)),
-            "context": replace(phase, tokens=200, lr_ratio=0.375, optim={"weight_decay": 2e-5}),
-            "decay": replace(
-                phase,
-                tokens=400,
-                lr_ratio=0.375,
-                optim={"weight_decay": 0.0},
-                schedule=ScheduleConfig(decay_tokens=400, final_lr_ratio=0.001),
-            ),
-        },
-    )
-
-
-@pytest.mark.parametrize(
-    ("tokens", "lr", "max_lr", "decay"),
-    [
-        (0, 8e-14, 8e-4, 1e-5),
-        (50, 4e-4, 8e-4, 1e-5),
-        (100, 8e-4, 8e-4, 1e-5),
-        (999, 8e-4, 8e-4, 1e-5),
-        (1000, 3e-4, 3e-4, 2e-5),
-        (1199, 3e-4, 3e-4, 2e-5),
-        (1200, 3e-4, 3e-4, 0.0),  # a phase's 0 is a choice, not an absence
-        (1300, 3e-4 * (0.001 + 0.999 * 0.5), 3e-4, 0.0),
-        (1600, 3e-7, 3e-4, 0.0),
-        (5000, 3e-7, 3e-4, 0.0),
-    ],
-)
-def test_rates_over_phases(tokens: int, lr: float, max_lr: float, decay: float) -> None:
-    config = make_run()
-    assert lr_at(Clock.of(config), tokens) == pytest.approx(lr, rel=1e-8)
-    assert max_lr_at(Clock.of(config), tokens) == pytest.approx(max_lr, rel=1e-12)
-    assert weight_decay_at(Clock.of(config), tokens) == decay

@@ -1,4 +1,4 @@
-"""Draws for a text, wherever it lies. If this breaks, a run depends on ranks, workers and microbatches."""
+"""The draws of a text, in any row. If this breaks, a run depends on ranks, workers and microbatches."""
 
 from __future__ import annotations
 
@@ -61,3 +61,15 @@ def test_a_text_is_the_same_alone_and_among_others(name: str) -> None:
         }
         other = objective.make(replace(alone, keys_Q=keys(1, 99)), config)
         assert length < 40 or name == "causal" or drawn(alone, other, 0) != drawn(alone, made, 0), "the key matters"
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_rows_without_a_text_are_read_too(name: str) -> None:
+    """As evaluations have them, so that all ranks have as many microbatches."""
+    none, pads = np.zeros(0, np.int64), np.full(64, PAD)
+    made = build_objective(EACH[name], WORDS).make(
+        PackedText(pads, none, none, keys(0), np.array([0, 32, 64])), EACH[name]
+    )
+    assert not any(made.counts.values()) and (made.targets["labels_M"] == IGNORED_LABEL).all()
+    assert made.ids_T[:64].tolist() == pads.tolist()
+    assert made.given is None or made.given.boundaries[:3].tolist() == [0, 32, 64]
