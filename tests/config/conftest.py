@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,10 @@ import pytest
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.errors import ConfigError
-from tests.support.configurations import BASE, Load
+from tests.support.configurations import BASE, Load, Refused
+from tests.support.verbs import says
+
+__all__ = ["load", "refused", "says"]
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def load(tmp_path: Path) -> Load:
 
 
 @pytest.fixture
-def refused(load: Load, tmp_path: Path) -> Callable[..., list[str]]:
+def refused(load: Load, tmp_path: Path) -> Refused:
     """Return a function that returns the lines of the error of loading, without the folder of the files."""
 
     def call(text: str = "", *overrides: str) -> list[str]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.__main__ import main
 from modernbert_train.cli.before import STARTING_POINTS
 from modernbert_train.config.read import INCLUDE, read_yaml
 from modernbert_train.config.tools.init import starting_point
+from tests.support.verbs import Says
 
 YAMLS = Path(__file__).parents[2] / "yamls"
 INCLUDING = [file for file in sorted(YAMLS.rglob("*.yaml")) if f"\n{INCLUDE}:" in file.read_text()]
@@ -54,19 +54,16 @@ def test_what_cannot_be_put_together_as_text_is_written_without_comments(tmp_pat
     assert starting_point(tmp_path / "mine.yaml") == "# mine\n\nmodel:\n  width: 8\n  depth: 2\n"
 
 
-def test_a_command_in_the_head_of_a_recipe_prints_the_file_that_it_means(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_in_the_head_of_a_recipe_prints_the_file_that_it_means(says: Says) -> None:
     """A user of a wheel has no other way to the sources of Ettin's settings."""
-    assert main(["init", "recipe", "ettin-17m"]) == 0
-    (named,) = re.findall(r"modernbert-train (init recipe \S+/\S+)", capsys.readouterr().out)
-    assert main(named.split()) == 0
-    assert "arXiv 2507.11412" in capsys.readouterr().out
+    (named,) = re.findall(r"modernbert-train (init recipe \S+/\S+)", says("init", "recipe", "ettin-17m"))
+    assert "arXiv 2507.11412" in says(*named.split())
 
 
-def test_names_are_listed_and_an_unknown_one_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_listed_and_an_unknown_one_is_answered(says: Says) -> None:
     for kind, folder in STARTING_POINTS.items():
-        assert main(["init", kind]) == 0
-        names = capsys.readouterr().out.split()
+        names = says("init", kind).split()
         assert names == sorted(path.stem for path in (YAMLS / folder).glob("*.yaml"))
-        assert main(["init", kind, names[0]]) == 0 and capsys.readouterr().out
-    assert main(["init", "recipe", "modernbert-huge"]) == 78
-    assert "Known: adapt-decoder, adapt-minilm, albert-base, bert-base" in capsys.readouterr().err
+        assert says("init", kind, names[0])
+    said = says("init", "recipe", "modernbert-huge", code=78)
+    assert "Known: adapt-decoder, adapt-minilm, albert-base, bert-base" in said

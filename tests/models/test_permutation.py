@@ -27,8 +27,7 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.objectives.permutation import PermutationLM
-from tests.support.mlm_lines import VOCABULARY
-from tests.support.permuted import text_of
+from tests.support.mlm_lines import VOCABULARY, text_of
 
 SHAPE = {"vocab_size": 100, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "init_std": 0.3}
 ENCODERS: dict[str, ModelConfig] = {

@@ -10,34 +10,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from modernbert_train.batch import PackedText
 from modernbert_train.config.schema import MaskedLmConfig, SentenceOrderConfig
 from modernbert_train.objectives import build_objective, ngrams
 from modernbert_train.objectives.mlm import Masked, MaskedLM
 from modernbert_train.objectives.sop import SentenceOrder
 from modernbert_train.vocabulary import Vocabulary
-from tests.support.masking import CLS, MASK, PAD, SEP, Line, five_sigma, keys
+from tests.support.mlm_lines import MASK, SEP, WORDS, Line, five_sigma, keys, lay, pack
 
-# ids from 60 on continue a word
-VOCABULARY = Vocabulary(
-    num_entries=100, cls_id=CLS, sep_id=SEP, pad_id=PAD, mask_id=MASK, ordinary=np.arange(5, 100), sha256="",
-    inside_words=np.arange(60, 100),
-)  # fmt: skip
 NGRAM, EXACT = (MaskedLmConfig(masking=name) for name in ("ngram", "exact"))
 ALL_MASKED = replace(NGRAM, mask_token_share=1.0, random_token_share=0.0)
-
-
-def line(texts: list[list[int]], tail: int = 0) -> Line:
-    ids: list[int] = []
-    starts = []
-    for text in texts:
-        starts.append(len(ids) + 1)
-        ids += [CLS, *text, SEP, *[PAD] * tail]
-    return np.array(ids, np.int64), np.array(starts, np.int64), np.array([len(text) for text in texts], np.int64)
 
 
 def texts_of(lengths: list[int], inside: float = 0.4, seed: int = 7) -> list[list[int]]:
@@ -48,10 +33,8 @@ def texts_of(lengths: list[int], inside: float = 0.4, seed: int = 7) -> list[lis
     ]
 
 
-def corrupt(
-    at: Line, rate: float = 0.15, config: MaskedLmConfig = NGRAM, vocabulary: Vocabulary = VOCABULARY
-) -> Masked:
-    return MaskedLM(config, vocabulary).corrupt(*at, keys(range(len(at[1]))), rate)
+def corrupt(at: Line, rate: float = 0.15, config: MaskedLmConfig = NGRAM, vocabulary: Vocabulary = WORDS) -> Masked:
+    return MaskedLM(config, vocabulary).corrupt(*at, keys(len(at[1])), rate)
 
 
 def words_of(text: list[int]) -> list[list[int]]:
@@ -71,13 +54,14 @@ def budgets(at: Line, rate: float) -> NDArray[np.int64]:
 
 
 @pytest.mark.runs
+@example([[5, *[70] * 99]], 0.3)  # a long word is several, or it would never be predicted, or all of it at once
 @given(
     st.lists(st.lists(st.integers(5, 99), min_size=1, max_size=60), min_size=1, max_size=6),
     st.sampled_from([0.02, 0.15, 0.3, 0.7, 1.0]),
 )
 def test_words_are_predicted_whole_and_within_the_share(texts: list[list[int]], rate: float) -> None:
     """Never more than exact masking; the unspent rest is smaller than any word that is not predicted."""
-    at = line(texts, tail=2)
+    at = lay(texts, between=2)
     masked = corrupt(at, rate, ALL_MASKED)
     predicted = set(masked.positions_M.tolist())
     assert (np.diff(masked.positions_M) > 0).all() and (masked.labels_M == at[0][masked.positions_M]).all()
@@ -94,11 +78,9 @@ def test_words_are_predicted_whole_and_within_the_share(texts: list[list[int]], 
 @pytest.mark.parametrize(("further", "longest", "neighbours"), [(0, 3, 0.55), (1, 2, 0.35), (2, 1, 0.05)])
 def test_tokens_of_several_words_count_as_so_many(further: int, longest: int, neighbours: float) -> None:
     """Three tokens of three words each would be nine words to guess, where the paper masks three."""
-    vocabulary = replace(
-        VOCABULARY, inside_words=np.empty(0, np.int64), further_words=np.repeat(np.arange(5, 100), further)
-    )
+    vocabulary = replace(WORDS, inside_words=np.empty(0, np.int64), further_words=np.repeat(np.arange(5, 100), further))
     texts = texts_of([4000], inside=0.0)
-    at = line(texts)
+    at = lay(texts)
     masked = corrupt(at, 0.02, ALL_MASKED, vocabulary)
     assert abs(len(masked.positions_M) - 0.02 * 4000) <= 1, "the share is of tokens"
     runs = np.split(masked.positions_M, np.flatnonzero(np.diff(masked.positions_M) > 1) + 1)
@@ -107,57 +89,24 @@ def test_tokens_of_several_words_count_as_so_many(further: int, longest: int, ne
 
 
 # each token is a word, as the characters of Chinese BERT are
-WORDLESS = replace(VOCABULARY, inside_words=np.empty(0, np.int64))
-
-
-def test_words_of_a_segmenter_are_predicted_whole() -> None:
-    """Text without spaces: all of a word or nothing, and the share of the tokens that exact masking gives."""
-    config = replace(ALL_MASKED, words="segmenter", mask_rate=0.15)
-    texts = [np.random.default_rng(number).integers(5, 60, 30 + number % 60).tolist() for number in range(300)]
-    inside = [np.random.default_rng(number).random(len(text)) < 0.5 for number, text in enumerate(texts)]
-    ids, starts, lengths = line(texts, tail=1)
-    inside_T = np.zeros(len(ids), bool)
-    for start, each in zip(starts, inside, strict=True):
-        inside_T[start : start + len(each)] = each
-    text = PackedText(ids, starts, lengths, keys(range(300)), inside_words_T=inside_T)
-    masked = MaskedLM(config, WORDLESS).make(text, config)
-    chosen = masked.ids_T == MASK
-    long = 0
-    for start, each in zip(starts.tolist(), inside, strict=True):
-        for word in words_of(np.where(each, 60, 5).tolist()):
-            assert len({bool(chosen[start + place]) for place in word}) == 1
-            long += len(word) > 1 and bool(chosen[start + word[0]])
-    assert long > 200 and 0.97 < chosen.sum() / budgets((ids, starts, lengths), 0.15).sum() <= 1
+WORDLESS = replace(WORDS, inside_words=np.empty(0, np.int64))
 
 
 @pytest.mark.parametrize("name", ["mlm", "sop"])
 def test_words_of_a_segmenter_are_masked_as_those_of_a_vocabulary(name: str) -> None:
     """To the token, whose words they are makes no difference; also where the halves of a text change places."""
     of_pieces = {"mlm": MaskedLmConfig, "sop": SentenceOrderConfig}[name](masking="ngram")
-    ids, starts, lengths = line(texts_of([30, 1, 2, 90, 55] * 20), tail=1)
-    if name == "sop":
-        ids[starts + lengths + 1] = SEP
-    text = PackedText(ids, starts, lengths, keys(range(100)))
-    expected = build_objective(of_pieces, VOCABULARY).make(text, of_pieces)
+    text = pack(lay(texts_of([30, 1, 2, 90, 55] * 20), ends=of_pieces.special_tokens - 1))
+    expected = build_objective(of_pieces, WORDS).make(text, of_pieces)
     of_words = replace(of_pieces, words="segmenter")
-    found = build_objective(of_words, WORDLESS).make(replace(text, inside_words_T=ids >= 60), of_words)
+    found = build_objective(of_words, WORDLESS).make(replace(text, inside_words_T=text.ids_T >= 60), of_words)
     assert found.ids_T.tolist() == expected.ids_T.tolist() and found.counts == expected.counts
     for target, values in expected.targets.items():
         assert found.targets[target].tolist() == values.tolist()
 
 
-def test_where_every_token_is_a_word_the_share_is_exact() -> None:
-    """A tokenizer that marks no words."""
-    at = line(texts_of([30, 7, 1, 400, 55] * 40))
-    found = corrupt(at, 0.15, NGRAM, WORDLESS).positions_M
-    assert (np.histogram(found, bins=[*at[1], len(at[0])])[0] == budgets(at, 0.15)).all()
-
-
-def test_the_share_in_text_is_that_of_exact_masking() -> None:
-    """Words of one token are everywhere, so nothing stays unspent but in texts of a few words."""
-    at = line(texts_of([120] * 300))
-    assert len(corrupt(at).positions_M) == len(corrupt(at, config=EXACT).positions_M) == budgets(at, 0.15).sum()
-    short = line(texts_of([6] * 4000, inside=0.6))
+def test_of_texts_of_a_few_words_most_of_the_share_is_spent() -> None:
+    short = lay(texts_of([6] * 4000, inside=0.6))
     found, asked = len(corrupt(short).positions_M), budgets(short, 0.15).sum()
     assert 0.7 * asked < found < asked  # words of two and a half tokens on average, a budget of 0.9
 
@@ -174,7 +123,7 @@ def runs_of_words(at: Line, masked: Masked) -> NDArray[np.int64]:
 def test_n_grams_have_the_law_of_the_paper() -> None:
     """6/11, 3/11, 2/11. At a rate of 1 % they hardly ever touch, so that what lies together is one of them; in a text
     of 20,000 words the one that is cut short does not count."""
-    at = line(texts_of([30_000] * 12, inside=0.3))
+    at = lay(texts_of([30_000] * 12, inside=0.3))
     for start in at[1]:
         at[0][start] = 5  # a text begins with a word
     found = np.bincount(runs_of_words(at, corrupt(at, 0.01)))[1:]
@@ -185,29 +134,9 @@ def test_n_grams_have_the_law_of_the_paper() -> None:
         assert abs(share - expected) < five_sigma(expected, total) + 0.01
 
 
-def test_every_word_of_a_text_is_predicted_as_often() -> None:
-    """Over many keys; the first and the last words are in fewer n-grams of the paper's, here each is in one."""
-    texts = texts_of([20], inside=0.0) * 6000
-    at = line(texts)
-    chosen = np.zeros((6000, 22), bool)
-    chosen.flat[corrupt(at, 0.3).positions_M] = True
-    counts = chosen[:, 1:21].sum(axis=0)
-    assert abs(counts - 1800).max() < 5 * np.sqrt(6000 * 0.3 * 0.7)
-
-
-def test_a_long_word_is_several() -> None:
-    """A text without spaces would otherwise never be predicted, or all of it at once."""
-    at = line([[5, *[70] * 99]])
-    found = corrupt(at, 0.3).positions_M - 1
-    assert len(found) >= budgets(at, 0.3)[0] - ngrams.LONGEST + 1
-    assert {place // ngrams.LONGEST for place in found.tolist()} and len(found) % 4 == 0
-    whole = np.bincount(found // ngrams.LONGEST, minlength=13)
-    assert set(whole.tolist()) <= {0, 4, ngrams.LONGEST}
-
-
 def test_the_rest_is_drawn_for_each_token() -> None:
     """Within a word too, as in the published code."""
-    masked = corrupt(line(texts_of([400] * 300)))
+    masked = corrupt(lay(texts_of([400] * 300)))
     inputs = masked.input_ids_T[masked.positions_M]
     next_inside = (np.diff(masked.positions_M) == 1) & (masked.labels_M[1:] >= 60)
     mixed = (inputs[:-1] == MASK) != (inputs[1:] == MASK)
@@ -217,20 +146,14 @@ def test_the_rest_is_drawn_for_each_token() -> None:
 def test_no_word_and_no_n_gram_lies_in_two_halves() -> None:
     """A cut in a text cuts its words; the token after the [SEP] does not continue the word before it."""
     settings = SentenceOrderConfig(masking="ngram", mask_rate=0.3, mask_token_share=1.0, random_token_share=0.0)
-    texts = texts_of([30] * 400, inside=0.5)
-    ids: list[int] = []
-    starts = []
-    for text in texts:
-        starts.append(len(ids) + 1)
-        ids += [CLS, *text, SEP, SEP]
-    packed = PackedText(np.array(ids), np.array(starts), np.full(400, 30), keys(range(400)))
-    made = SentenceOrder(settings, VOCABULARY).make(packed, settings)
+    packed = pack(lay(texts_of([30] * 400, inside=0.5), ends=2))
+    made = SentenceOrder(settings, WORDS).make(packed, settings)
     labels, positions = (made.targets[name] for name in ("labels_M", "positions_M"))
     original = made.ids_T.copy()
     original[positions[labels >= 0]] = labels[labels >= 0]
     predicted = set(positions[labels >= 0].tolist())
     across = 0
-    for start in starts:
+    for start in packed.starts_Q.tolist():
         middle = start + original[start : start + 31].tolist().index(SEP)
         for first, end in ((start, middle), (middle + 1, start + 31)):
             half = original[first:end].tolist()

@@ -15,11 +15,9 @@ from modernbert_train.batch import IGNORED_LABEL, QUERY_RANK, Given, Inputs, Pac
 from modernbert_train.config.schema import PermutationLmConfig
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.vocabulary import Vocabulary
-from tests.support.mlm_lines import CLS, MASK, PAD, SEP, VOCABULARY, keys
-from tests.support.permuted import text_of
+from tests.support.mlm_lines import CLS, MASK, PAD, SEP, VOCABULARY, WORDS, text_of
 
 CONFIG = PermutationLmConfig()
-WORDS = replace(VOCABULARY, inside_words=np.arange(60, 100))  # four in ten tokens continue a word
 
 
 def make(text: PackedText, config: PermutationLmConfig = CONFIG, vocabulary: Vocabulary = WORDS) -> Inputs:
@@ -139,33 +137,9 @@ def test_an_order_is_any_order() -> None:
         assert np.abs(np.bincount(content[:, special]) / 3000 - 1 / 6).max() < 0.03
 
 
-def test_what_is_drawn_does_not_follow_the_company() -> None:
-    """A document has its spans and its order in any row, and shapes are the same for any documents."""
-    alone, among = text_of([30], tail=64), text_of([30, 20, 40])
-    one, other = make(alone), make(among)
-    assert one.ids_T.shape == other.ids_T.shape == given_of(other).ranks_T.shape
-    assert {name: values.shape for name, values in one.targets.items()} == {
-        name: values.shape for name, values in other.targets.items()
-    }
-    size = int(given_of(one).boundaries[1])
-    assert np.array_equal(one.ids_T[:size], other.ids_T[:size])
-    for name in ("position_ids_T", "ranks_T", "limits_T"):
-        assert np.array_equal(getattr(given_of(one), name)[:size], getattr(given_of(other), name)[:size])
-    another = make(text_of([30], 64, first_key=1))
-    assert not np.array_equal(given_of(another).ranks_T, given_of(one).ranks_T), "another key, another order"
-
-
 @pytest.mark.runs
 def test_the_bound_holds_for_the_shortest_texts() -> None:
     """A step that finds no room for its predictions would end the run."""
     for length in (1, 2, 3, 5, 6, 7):
         for ratio in (1, 2, 6, 10):
             make(text_of([length] * 600, first_key=length), replace(CONFIG, context_ratio=ratio))
-
-
-def test_rows_without_a_document_are_read_too() -> None:
-    """As evaluations have them, so that all ranks have as many microbatches."""
-    empty = PackedText(np.full(64, PAD), np.empty(0, np.int64), np.empty(0, np.int64), keys(0), np.array([0, 32, 64]))
-    inputs = make(empty)
-    assert inputs.counts == {"permutation": 0} and (inputs.targets["labels_M"] == IGNORED_LABEL).all()
-    assert given_of(inputs).boundaries[:3].tolist() == [0, 32, 64]

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed; it comes with CUD
 
 from modernbert_train.optim import fused
 from modernbert_train.optim.stable_adamw import StableAdamW
+from tests.support.optimizer_steps import make_grads, make_params, step_with
 from tests.support.triton_kernels import interpret_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,20 +27,16 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(use_kernels: bool, shapes: Sequence[tuple[int, ...]] = SHAPES) -> tuple[list[nn.Parameter], StableAdamW]:
-    generator = torch.Generator().manual_seed(1)
-    params = [nn.Parameter(torch.randn(shape, generator=generator).to(DEVICE)) for shape in shapes]
+    params = [nn.Parameter(each.to(DEVICE)) for each in make_params(shapes)]
     groups = [{"params": params[:3]}, {"params": params[3:], "weight_decay": 0.0}]
     return params, StableAdamW(groups, 3e-3, fused=use_kernels, **SETTINGS)  # type: ignore[arg-type]
 
 
 def step(params: list[nn.Parameter], optimizer: StableAdamW, number: int) -> None:
-    generator = torch.Generator().manual_seed(100 + number)
-    for index, param in enumerate(params):
-        grad = torch.randn(param.shape, generator=generator) * 100.0**-index
-        if number == 3:
-            grad.view(-1)[:1] *= 1e3  # clipped
-        param.grad = grad.to(DEVICE)
-    optimizer.step()
+    grads = make_grads([tuple(param.shape) for param in params], number, 100.0)
+    for grad in grads if number == 3 else ():
+        grad.view(-1)[:1] *= 1e3  # clipped
+    step_with(optimizer, params, grads)
 
 
 @pytest.mark.parametrize("shapes", [SHAPES, ALIGNED])

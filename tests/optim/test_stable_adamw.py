@@ -12,35 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from modernbert_train.optim.stable_adamw import StableAdamW
+from tests.support import optimizer_steps
+from tests.support.optimizer_steps import make_params, step_with
 
 SHAPES = [(7, 5), (5,), (3, 4), (1,)]
 LR, MAX_LR, BETAS, EPS, DECAY = 3e-3, 1e-2, (0.9, 0.98), 1e-6, 0.02
 
 
-def make_params(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(1)
-    return [nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in SHAPES]
-
-
 def make_grads(step: int) -> list[Tensor]:
-    """Gradients of very different sizes, the last near eps; two spike a thousandfold at steps 6 and 13."""
-    generator = torch.Generator().manual_seed(100 + step)
-    grads = [torch.randn(shape, generator=generator) * 100.0**-i for i, shape in enumerate(SHAPES)]
+    """Gradients of which the last is near eps; two spike a thousandfold at steps 6 and 13."""
+    grads = optimizer_steps.make_grads(SHAPES, step, 100.0)
     if step in (6, 13):
         grads[0][2, 3] *= 1e3
         grads[3] *= 1e3
     return grads
 
 
-def step_with(optimizer: torch.optim.Optimizer, params: list[nn.Parameter], grads: list[Tensor]) -> None:
-    for param, grad in zip(params, grads, strict=True):
-        param.grad = grad.to(param.dtype, copy=True)
-    optimizer.step()
-
-
-def reference(steps: int, clip: bool = True) -> tuple[list[list[float]], list[float], list[float]]:
+def reference(steps: int) -> tuple[list[list[float]], list[float], list[float]]:
     """Element-by-element StableAdamW in python floats: weights, gradient norms and update norms after each step."""
-    weights = [param.detach().flatten().tolist() for param in make_params()]
+    weights = [param.detach().flatten().tolist() for param in make_params(SHAPES)]
     ms = [[0.0] * len(w) for w in weights]
     vs = [[0.0] * len(w) for w in weights]
     grad_norms, update_norms = [], []
@@ -53,7 +43,7 @@ def reference(steps: int, clip: bool = True) -> tuple[list[list[float]], list[fl
                 m[i] = b1 * m[i] + (1 - b1) * g_i
                 v[i] = b2 * v[i] + (1 - b2) * g_i**2
             rms = math.sqrt(sum(g_i**2 / max(v_i, EPS**2) for g_i, v_i in zip(g, v, strict=True)) / len(g))
-            lr = LR / max(1.0, rms) if clip else LR
+            lr = LR / max(1.0, rms)
             for i in range(len(w)):
                 old = w[i]
                 w[i] = w[i] * (1 - lr / MAX_LR * DECAY) - lr * m[i] / (math.sqrt(v[i]) + EPS)
@@ -64,9 +54,12 @@ def reference(steps: int, clip: bool = True) -> tuple[list[list[float]], list[fl
 
 
 def test_fp64_equals_the_equations_written_out() -> None:
+    """Both norms span all groups; the release's covered its last one only, norms and biases."""
     weights, grad_norms, update_norms = reference(steps=20)
-    params = make_params(torch.float64)
-    optimizer = StableAdamW(params, LR, betas=BETAS, eps=EPS, weight_decay=DECAY, max_lr=MAX_LR)
+    params = make_params(SHAPES, torch.float64)
+    groups = [{"params": params[:1]}, {"params": params[1:]}]
+    optimizer = StableAdamW(groups, LR, betas=BETAS, eps=EPS, weight_decay=DECAY, max_lr=MAX_LR)
+    assert math.isnan(optimizer.last_grad_norm.item())
     for t in range(1, 21):
         step_with(optimizer, params, make_grads(t))
         assert optimizer.last_grad_norm.item() == pytest.approx(grad_norms[t - 1], rel=1e-6)
@@ -105,28 +98,12 @@ class PlainKernels:
             p.sub_(rate * (m / (v.sqrt() + eps) + decay * p))
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_each_beta_is_debiased_by_the_number_of_the_step(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: with betas 1/3 and 1/2 the newest gradient counts 1, 3/4, 9/13 and 1, 2/3, 4/7. One step off, and the
-    first steps of every run and phase are too large or too small."""
-    monkeypatch.setitem(sys.modules, "modernbert_train.optim.fused", PlainKernels)  # type: ignore[arg-type]
-    param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = StableAdamW([param], LR, betas=(1 / 3, 1 / 2), fused=fused)
-    m, v = 0.0, 0.0
-    for gradient, new1, new2 in ((1.0, 1, 1), (2.0, 3 / 4, 2 / 3), (4.0, 9 / 13, 4 / 7)):
-        step_with(optimizer, [param], [torch.tensor([gradient])])
-        m, v = m + new1 * (gradient - m), v + new2 * (gradient**2 - v)
-        state = optimizer.state[param]
-        assert state["exp_avg"].item() == pytest.approx(m, rel=1e-12)
-        assert state["exp_avg_sq"].item() == pytest.approx(v, rel=1e-12)
-
-
 def test_the_fused_form_gets_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Triton, no other test checks the kernels' arguments: decay, eps, rates, sizes, norms."""
     monkeypatch.setitem(sys.modules, "modernbert_train.optim.fused", PlainKernels)  # type: ignore[arg-type]
     runs = []
     for fused in (False, True):
-        params = make_params(torch.float64)
+        params = make_params(SHAPES, torch.float64)
         groups = [{"params": params[:2], "weight_decay": DECAY}, {"params": params[2:], "eps": 1e-3}]
         optimizer = StableAdamW(groups, LR, betas=BETAS, eps=EPS, max_lr=MAX_LR, fused=fused)
         for t in range(1, 8):
@@ -140,7 +117,7 @@ def test_the_fused_form_gets_the_same_step(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("decay", [0.0, DECAY])
 def test_equals_optimi(decay: float) -> None:
     """The release trained with this library; a difference would make its hyperparameters mean something else."""
-    ours, theirs = make_params(), make_params()
+    ours, theirs = make_params(SHAPES), make_params(SHAPES)
     optimizer = StableAdamW(ours, LR, betas=BETAS, eps=EPS, weight_decay=decay, max_lr=MAX_LR)
     optimi_optimizer = optimi.StableAdamW(
         theirs, lr=LR, betas=BETAS, eps=EPS, weight_decay=decay, decouple_lr=True, max_lr=MAX_LR, triton=False
@@ -154,24 +131,11 @@ def test_equals_optimi(decay: float) -> None:
 
 def test_the_gradient_is_left_as_it_was() -> None:
     """Callbacks look at gradients after the step."""
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = StableAdamW(params, LR, weight_decay=DECAY)
     step_with(optimizer, params, make_grads(6))
     for param, grad in zip(params, make_grads(6), strict=True):
         assert param.grad is not None and torch.equal(param.grad, grad)
-
-
-def test_norms_span_all_groups() -> None:
-    """The release's logged norm covered its last group only, norms and biases."""
-    params = make_params()
-    optimizer = StableAdamW([{"params": params[:1], "weight_decay": DECAY}, {"params": params[1:]}], LR)
-    assert math.isnan(optimizer.last_grad_norm.item())
-    before = torch.cat([param.detach().flatten().clone() for param in params])
-    step_with(optimizer, params, make_grads(1))
-    after = torch.cat([param.detach().flatten() for param in params])
-    grad_norm = torch.cat([grad.flatten() for grad in make_grads(1)]).norm()
-    torch.testing.assert_close(optimizer.last_grad_norm, grad_norm)
-    torch.testing.assert_close(optimizer.last_update_norm, (after - before).norm(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.runs
@@ -199,7 +163,7 @@ def test_decay_follows_max_lr_of_the_group_not_of_construction() -> None:
 
 def test_a_parameter_without_gradient_waits() -> None:
     """A head that joins late starts with its own first step, and is not decayed before."""
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = StableAdamW(params, LR, weight_decay=DECAY, max_lr=MAX_LR)
     late, late_before = params[1], params[1].detach().clone()
     for t in (1, 2):
@@ -231,7 +195,7 @@ def test_the_closure_runs_once_with_gradients() -> None:
 
 
 def test_a_nan_gradient_is_seen_in_the_norm_and_the_weights() -> None:
-    params = make_params()
+    params = make_params(SHAPES)
     optimizer = StableAdamW(params, LR)
     grads = make_grads(1)
     grads[0][0, 0] = math.nan

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.corpus import write_corpus
-from modernbert_train.__main__ import main, read_run
+from modernbert_train.__main__ import read_run
 from modernbert_train.clock import Clock
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.build import build_model
@@ -22,6 +22,7 @@ from modernbert_train.train.measurements import HeldOut
 from tests.support.paths import ROOT
 from tests.support.texts import texts_of
 from tests.support.tiny_run import TinyRun
+from tests.support.verbs import Says
 
 RUNS: list[dict[str, Any]] = json.loads((ROOT / "benchmarks/expected_loss.json").read_text("utf-8"))["runs"]
 UNIGRAM = 7.0
@@ -116,13 +117,11 @@ def test_an_extrapolation_is_reported_and_its_range_grows(rule: Rule) -> None:
 
 
 @pytest.mark.runs
-def test_plan_of_the_quickstart_says_the_loss(
-    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_of_the_quickstart_says_the_loss(tmp_path: Path, says: Says) -> None:
     write_corpus(tmp_path, 512, tokens=500_000, median_tokens=200, longest=1000)
     data = [f"data.train={tmp_path}/train", f"data.validation={tmp_path}/train", f"data.tokenizer={tmp_path}/tokenizer"]
-    assert main(["plan", str(ROOT / "yamls/quickstart.yaml"), *data]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  loss ")]
+    said = says("plan", str(ROOT / "yamls/quickstart.yaml"), *data)
+    (line,) = [line for line in said.splitlines() if line.startswith("  loss ")]
     assert line.startswith("  loss      held out ") and " expected, " in line
 
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.batches import mean_loss
 from modernbert_train.batch import Batch
@@ -21,7 +19,6 @@ from modernbert_train.config.schema import (
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
-    ObjectiveConfig,
     PermutationLmConfig,
     ReplacedTokensConfig,
     SentenceOrderConfig,
@@ -34,9 +31,8 @@ from modernbert_train.models.replaced import DRAWS, TOKENS
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_keys, mean_spans
-from tests.support.mlm_lines import VOCABULARY
-from tests.support.permuted import text_of
-from tests.support.plan_batches import make_batch
+from tests.support.mlm_lines import VOCABULARY, text_of
+from tests.support.plan_batches import counting_flops, make_batch
 
 BASE = ModernBertConfig(vocab_size=2048, num_layers=4, attention_out_dropout=0.0)  # two layers of each kind
 TINY = replace(BASE, vocab_size=512, hidden_size=32, num_heads=2, intermediate_size=48, local_attention=16)
@@ -45,7 +41,11 @@ BERT = BertConfig(vocab_size=512, hidden_size=32, num_layers=3, num_heads=2, int
 ALBERT = AlbertConfig(
     vocab_size=512, embedding_size=16, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48, groups=2
 )
-GLOBAL = {
+LOCAL: dict[str, ModelConfig] = {
+    "wide windows": replace(BASE, hidden_size=192, num_heads=3, intermediate_size=288),
+    "tiny": TINY,
+}
+GLOBAL: dict[str, ModelConfig] = {
     "modernbert": replace(TINY, global_attn_every_n_layers=1),
     "bert": BERT,
     "albert": ALBERT,
@@ -55,41 +55,37 @@ EACH_GLOBAL = pytest.mark.parametrize("config", GLOBAL.values(), ids=[*GLOBAL])
 MLM = MaskedLmConfig()
 
 
-def counted(config: ModelConfig, objective: ObjectiveConfig, batch: Batch) -> tuple[float, float]:
-    """Return torch's count per token: forward, and forward with backward. torch has counts for the plain attention
-    formula on every device; its backward pass does not recompute scores."""
-    model, tokens = build_model(config, objective), len(batch.packed.input_ids_T)
-    with FlopCounterMode(display=False) as forward, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+def counted(config: ModelConfig, batch: Batch) -> tuple[float, float]:
+    """Return torch's count per token of masked tokens: forward, and forward with backward."""
+    model, tokens = build_model(config, MLM), len(batch.packed.input_ids_T)
+    with counting_flops() as forward, torch.no_grad():
         model(batch, figures=True)  # in training the loss computes its gradients in the forward pass
-    with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
+    with counting_flops() as training:
         mean_loss(model, batch).backward()
     return forward.get_total_flops() / tokens, training.get_total_flops() / tokens
 
 
+def trained(model: torch.nn.Module, batch: Batch) -> float:
+    """Return torch's count per token of a step on all its loss terms."""
+    with counting_flops() as training:
+        sum(model(batch).losses.values()).backward()
+    return training.get_total_flops() / len(batch.packed.input_ids_T)
+
+
 @pytest.mark.runs
-@pytest.mark.parametrize(
-    "config", [replace(BASE, hidden_size=192, num_heads=3, intermediate_size=288), TINY], ids=["wide windows", "tiny"]
-)
-def test_flops_equal_torchs_counter(config: ModernBertConfig) -> None:
-    """Documents fill the kernel's blocks, so nothing is computed for padding; one is so long that blocks are cut. In
-    local layers the kernel computes a block of queries with all keys around it and discards those outside the window;
-    the test adds these keys."""
-    lengths, predicted = [512, 64, 192], 230
+@pytest.mark.parametrize("name", [*LOCAL, *GLOBAL])
+def test_flops_equal_torchs_counter(name: str) -> None:
+    """With only global layers the kernel computes exactly the counted pairs. In local layers it computes a block of
+    queries with all keys around it and discards those outside the window; the test adds these keys. Their documents
+    fill the kernel's blocks, so nothing is computed for padding; one is so long that blocks are cut."""
+    config = (LOCAL | GLOBAL)[name]
+    lengths, predicted = ([512, 64, 192], 230) if name in LOCAL else ([33, 7, 100], 40)
     model = census(config)
-    spans = replace(mean_spans(lengths, model), local=QUERY_BLOCK + 2 * config.half_window)
+    spans = mean_spans(lengths, model)
+    if isinstance(config, ModernBertConfig):
+        spans = replace(spans, local=QUERY_BLOCK + 2 * config.half_window)
     flops = flops_per_token(model, spans, {"tokens": predicted / sum(lengths)})
-    forward, training = counted(config, MLM, make_batch(lengths, predicted))
-    assert flops.forward == pytest.approx(forward, rel=0.001)
-    assert flops.training == pytest.approx(training, rel=0.001)
-
-
-@pytest.mark.runs
-@EACH_GLOBAL
-def test_global_layers_need_no_correction(config: ModelConfig) -> None:
-    """With only global layers the kernel computes exactly the counted pairs."""
-    lengths, model = [33, 7, 100], census(config)
-    flops = flops_per_token(model, mean_spans(lengths, model), {"tokens": 40 / sum(lengths)})
-    forward, training = counted(config, MLM, make_batch(lengths, 40))
+    forward, training = counted(config, make_batch(lengths, predicted))
     assert flops.forward == pytest.approx(forward, rel=0.001)
     assert flops.training == pytest.approx(training, rel=0.001)
 
@@ -107,7 +103,7 @@ def test_distances_are_scored_too() -> None:
     farther = sum(n * (n - 1) for n in lengths)  # distances that a query meets in addition to its keys
     once = (2 * longest - 1) * 2 * width * width
     beyond = layers * (2 * width * farther + once) / tokens
-    forward, _ = counted(config, MLM, make_batch(lengths, 40))
+    forward, _ = counted(config, make_batch(lengths, 40))
     assert flops.forward + beyond == pytest.approx(forward, rel=1e-3)
 
 
@@ -126,7 +122,7 @@ def test_content_and_distances_are_scored_apart() -> None:
     rows = {33: 16, 7: 11, 100: 16}  # distances of a sequence, instead of its keys: -8 to 7, -5 to 5
     fewer = 2 * 2 * width * sum(n * (n - rows[n]) for n in lengths)
     once = 16 * 2 * width * 3 * width
-    forward, _ = counted(config, MLM, make_batch(lengths, 40))
+    forward, _ = counted(config, make_batch(lengths, 40))
     assert flops.forward + layers * (once - fewer) / tokens == pytest.approx(forward, rel=1e-3)
 
 
@@ -140,11 +136,8 @@ def test_every_token_is_predicted_in_causal_order(config: ModelConfig) -> None:
     assert uses["tokens"] * tokens == pytest.approx(tokens - len(lengths))  # all but the last token of each
     batch = make_batch(lengths, tokens - len(lengths))
     computed = flops_per_token(model, mean_spans(lengths, model), uses)
-    forward, training = counted(config, MLM, replace(batch, packed=replace(batch.packed, order="causal")))
-    assert (computed.forward, computed.training) == (
-        pytest.approx(forward, rel=1e-3),
-        pytest.approx(training, rel=1e-3),
-    )
+    forward, training = counted(config, replace(batch, packed=replace(batch.packed, order="causal")))
+    assert (computed.forward, computed.training) == pytest.approx((forward, training), rel=1e-3)
     seen = flops_per_token(model, mean_spans(lengths, model, "causal"), uses)
     pairs = [n * (n + 1) / 2 for n in lengths]
     assert seen.global_attention == pytest.approx(4 * 32 * len(model.windows) * sum(pairs) / tokens)
@@ -159,11 +152,8 @@ def test_a_head_for_pairs_counts_the_pairs(config: ModelConfig) -> None:
     uses = {"tokens": 40 / sum(lengths), "pair": 3 / sum(lengths)}
     assert objective.uses_of_heads(sum(lengths) / 3)["pair"] == pytest.approx(uses["pair"])
     flops = flops_per_token(model, mean_spans(lengths, model), uses)
-    real = build_model(config, objective)
-    with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
-        sums = real(replace(batch, targets=targets)).losses
-        (sums["mlm"] + sums["sop"]).backward()
-    assert flops.training == pytest.approx(training.get_total_flops() / sum(lengths), rel=0.001)
+    found = trained(build_model(config, objective), replace(batch, targets=targets))
+    assert flops.training == pytest.approx(found, rel=0.001)
 
 
 @pytest.mark.runs
@@ -187,16 +177,12 @@ def test_a_generator_counts_beside_the_model(objective: ReplacedTokensConfig) ->
     uses = {"generator": 40 / sum(lengths), "replaced": 1.0} | dict.fromkeys(objective.idle_heads, 0.0)
     flops = flops_per_token(model, mean_spans(lengths, model), uses)
     real = build_model(config, objective)
-    with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
-        sums = real(replace(batch, targets=targets, counts={"mlm": 40, "rtd": 140})).losses
-        (sums["mlm"] + sums["rtd"]).backward()
-    assert flops.training == pytest.approx(training.get_total_flops() / sum(lengths), rel=0.001)
+    found = trained(real, replace(batch, targets=targets, counts={"mlm": 40, "rtd": 140}))
+    assert flops.training == pytest.approx(found, rel=0.001)
     if objective.mlm_head:
         alone = census(config, MaskedLmConfig())
         flops = flops_per_token(alone, mean_spans(lengths, alone), {"tokens": 40 / sum(lengths)})
-        with FlopCounterMode(display=False) as training, sdpa_kernel(SDPBackend.MATH):
-            real(batch).losses["mlm"].backward()
-        assert flops.training == pytest.approx(training.get_total_flops() / sum(lengths), rel=0.001)
+        assert flops.training == pytest.approx(trained(real, batch), rel=0.001)
 
 
 @pytest.mark.parametrize("order", ["all", "causal"])

@@ -23,6 +23,9 @@ from modernbert_train.config.schema import (
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
+    MuonConfig,
+    NorMuonConfig,
+    OptimConfig,
     StableAdamWConfig,
 )
 from modernbert_train.models import attention
@@ -30,7 +33,7 @@ from modernbert_train.models.attention import varlen
 from modernbert_train.models.build import build_model
 from modernbert_train.models.lora import add_adapters
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.optim.stable_adamw import StableAdamW
+from modernbert_train.optim.build import build_optimizer
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import (
     Memory,
@@ -243,20 +246,21 @@ def test_adapters_keep_what_is_predicted(
 
 
 @pytest.mark.runs
-def test_weights_gradients_moments_and_the_optimizers_step() -> None:
+@pytest.mark.parametrize(("kind", "rel"), [(StableAdamWConfig, 0.05), (MuonConfig, 0.1), (NorMuonConfig, 0.1)])
+def test_weights_gradients_moments_and_the_optimizers_step(kind: type[OptimConfig], rel: float) -> None:
     """Memory that persists from step to step, and the temporaries of the optimizer."""
-    model = ModernBertForMaskedLM(SMALL)
-    optimizer = StableAdamW(model.parameters(), 1e-3)
+    model, optim = ModernBertForMaskedLM(SMALL), kind(lr=1e-3)
+    optimizer = build_optimizer(optim, model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    told = planned(SMALL, True)
+    told = planned(SMALL, True, optim=optim)
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     assert told.moments == sum(value.nbytes for value in states if value.ndim)
     assert told.weights == sum(parameter.nbytes for parameter in model.parameters()) == told.gradients
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         optimizer.step()
-    assert max(running_total(record)) == pytest.approx(told.step, rel=0.05)
+    assert max(running_total(record)) == pytest.approx(told.step, rel=rel)
 
 
 def test_sharding_divides_what_lasts() -> None:

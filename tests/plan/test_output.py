@@ -14,6 +14,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.data.loader import share_of_rank
 from tests.support.paths import ROOT
 from tests.support.tiny_run import TinyRun
+from tests.support.verbs import Says
 
 BERT_RUN = """\
 name: bert
@@ -29,11 +30,6 @@ ALIKE = ("ettin", "1-", "2-", "3-", "modernbert-large", "deberta-v3-s", "deberta
 RUNS = [path for path in YAMLS if re.search(r"^phases:|^include:\n", path.read_text(), re.M)]
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["plan", *words]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.runs
 @pytest.mark.parametrize(
     "path",
@@ -42,11 +38,11 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     ],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
-def test_every_run_that_is_shipped_can_be_planned(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_run_that_is_shipped_can_be_planned(path: Path, says: Says) -> None:
     """Also if its data does not exist."""
     streams = list(load_run([path]).data.streams)
     keys = [f"data.streams.{name}.path" for name in streams] or ["data.train"]
-    out = told(capsys, str(path), *(f"{key}=absent/train" for key in keys))
+    out = says("plan", str(path), *(f"{key}=absent/train" for key in keys))
     assert "absent/train is not here" in out
     assert not re.search(r"\b(nan|inf)\b", out)
 
@@ -77,21 +73,10 @@ def answered(out: str) -> tuple[str, dict[str, list[str]]]:
     return title, found
 
 
-def test_the_first_lines_are_the_answer(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_lines_are_the_answer(tiny_run: TinyRun, says: Says) -> None:
     """Otherwise the most wanted facts would come after 85 lines of tables."""
-    out = told(
-        capsys,
-        *tiny_run("compute.compile=true"),
-        "--ranks",
-        "2",
-        "--gpu",
-        "l40s",
-        "b200",
-        "--price",
-        "l40s=9e6",
-        "--price",
-        "b200=9e9",
-    )
+    options = "--ranks 2 --gpu l40s b200 --price l40s=9e6 --price b200=9e9"
+    out = says("plan", *tiny_run("compute.compile=true"), *options.split())
     title, found = answered(out)
     assert title == "tiny on 2 x L40S" and 5 <= len(out.split("\n\n")[0].splitlines()) - 1 <= 8
     assert list(found) == ["model", "training", "takes", "memory", "disk", "loss"]
@@ -108,10 +93,10 @@ def test_the_first_lines_are_the_answer(tiny_run: TinyRun, capsys: pytest.Captur
 
 
 @pytest.mark.runs
-def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_says_what_stands_in_the_way(says: Says) -> None:
     """A run that does not fit, or is cheaper elsewhere, is noticed before GPUs are rented."""
     run = [str(ROOT / "yamls/recipes/modernbert-base/1-stable.yaml"), "data.train=absent/train", "--ranks", "8"]
-    _, found = answered(told(capsys, *run, "--gpu", "rtx4090", "b200"))
+    _, found = answered(says("plan", *run, "--gpu", "rtx4090", "b200"))
     assert found["memory"][0].startswith("does NOT fit, 37.1 GB too much: 59.3 of 22.2 usable GB in phase stable")
     assert re.match(
         r"phases.stable.microbatch_tokens=98304: needs 59.3 GB of a GPU by `plan`, and RTX 4090 has 22.2 GB usable. "
@@ -121,7 +106,7 @@ def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[st
     assert found["note"][1].startswith("Documents are assumed, since absent/train is not here")
     assert found["cheapest"][0].startswith("8 x B200: ")  # although it costs more: the run does not fit the other
     eager = ("compute.compile=false", "optim.fused=false")
-    _, found = answered(told(capsys, *run, *eager, "--gpu", "h100", "b200", "--price", "b200=1"))
+    _, found = answered(says("plan", *run, *eager, "--gpu", "h100", "b200", "--price", "b200=1"))
     assert found["memory"][0].startswith("fits, 7.69 GB to spare: 69.5 of 77.2 usable GB")
     assert found["cheapest"][0].startswith("8 x B200: ") and len(found["note"]) == 2
     assert re.match(r"compute.compile=true: .+ instead of .+, predicted", found["note"][1])
@@ -136,11 +121,11 @@ def test_the_answer_says_what_stands_in_the_way(capsys: pytest.CaptureFixture[st
     ],
 )
 def test_time_cost_and_speed_are_ranges_and_nothing_is_called_measured(
-    capsys: pytest.CaptureFixture[str], recipe: str, takes: str, rate: str
+    says: Says, recipe: str, takes: str, rate: str
 ) -> None:
     """Another program's speed is not this one's, and a prediction that may be four times off is no promise."""
     run = [str(ROOT / f"yamls/recipes/{recipe}.yaml"), "data.train=absent/train", "--ranks", "8", "--gpu", "h100"]
-    out = " ".join(told(capsys, *run).split())
+    out = " ".join(says("plan", *run).split())
     assert "measured" not in out and f"takes {takes}" in out and f"8 x H100 SXM {rate} " in out
     assert "took 1.11 times as long and 0.72 us a token more" in out
     if recipe == "modernbert-base":
@@ -149,13 +134,11 @@ def test_time_cost_and_speed_are_ranges_and_nothing_is_called_measured(
 
 
 @pytest.mark.parametrize("objective", ["sop", "permutation", "rtd"])
-def test_another_encoder_is_planned_without_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], objective: str
-) -> None:
+def test_another_encoder_is_planned_without_memory(tmp_path: Path, says: Says, objective: str) -> None:
     """Steps, FLOPs, time, cost and traffic; for memory a sentence on how to measure it, and no number."""
     file = tmp_path / "bert.yaml"
     file.write_text(BERT_RUN, encoding="utf-8")
-    out = told(capsys, str(file), f"objective.name={objective}", "--ranks", "8")
+    out = says("plan", str(file), f"objective.name={objective}", "--ranks", "8")
     _, found = answered(out)
     total = {"sop": "110,106,428", "rtd": "119,386,427"}.get(objective, "109,514,298")
     assert found["model"] == [f"{total} parameters"] and "cheapest" not in found
@@ -192,24 +175,21 @@ def test_wrong_options_end_with_64(words: list[str], message: str, capsys: pytes
 
 
 @pytest.mark.runs
-def test_mistakes_are_reported_before_anything_is_planned(
-    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", *tiny_run(), "--ranks", "3"]) == 78
-    assert "cannot be divided evenly among 3 ranks" in capsys.readouterr().err
-    assert main(["plan", *tiny_run("model.vocab_size=448")]) == 78  # the data exists and does not match
-    assert "Set model.vocab_size=512." in capsys.readouterr().err
+def test_mistakes_are_reported_before_anything_is_planned(tiny_run: TinyRun, says: Says) -> None:
+    assert "cannot be divided evenly among 3 ranks" in says("plan", *tiny_run(), "--ranks", "3", code=78)
+    # the data exists and does not match
+    assert "Set model.vocab_size=512." in says("plan", *tiny_run("model.vocab_size=448"), code=78)
 
 
 @pytest.mark.runs
-def test_dropout_that_depends_on_the_ranks_is_reported(tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dropout_that_depends_on_the_ranks_is_reported(tiny_run: TinyRun, says: Says) -> None:
     """A user who changes the number of GPUs must know which runs will not be repeated exactly: rows of a batch of 4 are
     whole microbatches of 2 on 2 ranks, but not on 4."""
     dropout = ("model.attention_out_dropout=0.1", "phases.short.microbatch_tokens=128", "phases.long=null")
-    assert "dropout differs" not in told(capsys, *tiny_run(*dropout), "--ranks", "2")
-    said = told(capsys, *tiny_run(*dropout), "--ranks", "4")
+    assert "dropout differs" not in says("plan", *tiny_run(*dropout), "--ranks", "2")
+    said = says("plan", *tiny_run(*dropout), "--ranks", "4")
     assert "Phase short: a batch of 4 rows does not divide into microbatches of 2 rows on each of 4 ranks" in said
-    assert "dropout differs" not in told(capsys, *tiny_run("phases.long=null"), "--ranks", "4")
+    assert "dropout differs" not in says("plan", *tiny_run("phases.long=null"), "--ranks", "4")
     rows = tuple(range(4))
     alone = share_of_rank(rows, 0, 1, 2)  # type: ignore[arg-type]
     cut = [tuple(alone[i : i + 2]) for i in (0, 2)]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from modernbert_train.config.classify import ClassifyConfig, LoraConfig
 from modernbert_train.config.schema import (
@@ -192,15 +193,10 @@ def test_the_padding_of_shards_is_that_of_the_real_weights(name: str, shards: in
         model = build_model(config, objective)
     counts, exact = count_parameters(config, objective, shards=shards), count_parameters(config, objective)
 
-    def padded(module: nn.Module) -> int:
-        weights = list(module.parameters())
+    def padded(weights: Iterable[Tensor]) -> int:
         return sum(shards * -(-len(weight) // shards) * math.prod(weight.shape[1:]) for weight in weights)
 
-    assert counts.total == padded(model) and counts.weights == len(list(model.parameters()))
-    assert counts.layers == sum(padded(layer) for part in model.encoders for layer in part.layers)
-    assert counts.embedding == padded_table(model.encoders[-1].embedding(), shards)
+    assert counts.total == padded(model.parameters()) and counts.weights == len(list(model.parameters()))
+    assert counts.layers == sum(padded(layer.parameters()) for part in model.encoders for layer in part.layers)
+    assert counts.embedding == padded([model.encoders[-1].embedding()])
     assert (counts.matrices, counts.hidden) == (exact.matrices, exact.hidden)
-
-
-def padded_table(table: nn.Parameter, shards: int) -> int:
-    return shards * -(-len(table) // shards) * table.shape[1]

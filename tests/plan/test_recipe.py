@@ -25,6 +25,7 @@ from modernbert_train.plan.recipe import (
     sizes_for_hours,
     tokens_for,
 )
+from tests.support.verbs import Says
 
 YAMLS = Path(__file__).parents[2] / "yamls"
 
@@ -124,9 +125,9 @@ def test_more_hours_choose_a_larger_size() -> None:
     assert names == sorted(names, key=BY_PARAMETERS.index) and names[0] == "tiny" and len(set(names)) >= 3
 
 
-def test_init_prints_a_run_that_check_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "run", "--size", "68m", "--tokens", "2B", "--gpus", "8"]) == 0
-    (tmp_path / "run.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
+def test_init_prints_a_run_that_check_accepts(tmp_path: Path, says: Says) -> None:
+    printed = says("init", "run", "--size", "68m", "--tokens", "2B", "--gpus", "8")
+    (tmp_path / "run.yaml").write_text(printed, encoding="utf-8")
     config = load_run([tmp_path / "run.yaml"])
     check(config, 8)
     assert config.total_tokens == 2_000_000_000 and config.name == "mine-68m"

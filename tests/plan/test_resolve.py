@@ -11,6 +11,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,6 @@ import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
-from modernbert_train.config.packages import missing_packages
 from modernbert_train.data import shard_sizes
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan import resolve
@@ -26,6 +26,9 @@ from modernbert_train.plan.gpus import RunGpus
 from modernbert_train.plan.memory import checkpoint_bytes
 from tests.support.probed import call_probed
 from tests.support.tiny_run import TINY_YAML, TinyRun
+from tests.support.verbs import Says
+
+Refusal = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -44,42 +47,41 @@ def again(trained: Path, tiny_run: TinyRun, tmp_path: Path) -> TinyRun:
     return tiny_run
 
 
-def refusal(words: list[str], capsys: pytest.CaptureFixture[str], code: int = 78) -> str:
-    """Return `check`'s error, which must equal `train`'s error before it loads torch."""
-    capsys.readouterr()
-    assert main(["check", *words]) == code
-    by_check = capsys.readouterr().err
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "modernbert_train.train.session", None)  # importing it would be an error
-        assert main(["train", *words]) == code
-    assert capsys.readouterr().err == by_check
-    return by_check
+@pytest.fixture
+def refusal(says: Says) -> Refusal:
+    """Return a function that returns `check`'s error, which must equal `train`'s error before it loads torch."""
+
+    def call(words: list[str], code: int = 78) -> str:
+        by_check = says("check", *words, code=code)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "modernbert_train.train.session", None)  # importing it would be an error
+            assert says("train", *words, code=code) == by_check
+        return by_check
+
+    return call
 
 
 @pytest.mark.runs
-def test_a_folder_of_another_configuration(again: TinyRun, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refusal(again("optim.lr=1e-2", "seed=6"), capsys)
+def test_a_folder_of_another_configuration(again: TinyRun, refusal: Refusal) -> None:
+    said = refusal(again("optim.lr=1e-2", "seed=6"))
     assert "holds a run with another configuration:\n  seed: 5 -> 6\n  optim.lr: 0.005 -> 0.01\n" in said
     assert main(["check", *again("data.num_workers=1")]) == 0
 
 
 @pytest.mark.runs
 def test_what_check_says_of_the_plan_is_what_training_would(
-    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    again: TinyRun, says: Says, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both give the same answer: `check` by names and JSON, `train` by verified checkpoints."""
     words = again("phases.short.tokens=5000")
-    by_check = refusal(words, capsys)
+    by_check = refusal(words)
     assert "trained to 6," in by_check and "\n  phases.short.tokens: 4000 -> 5000\n" in by_check
     monkeypatch.setattr("modernbert_train.plan.resolve._folder_looks", lambda *args, **kwargs: iter(()))
-    assert main(["train", *words]) == 78
-    assert capsys.readouterr().err == by_check
+    assert says("train", *words, code=78) == by_check
 
 
 @pytest.mark.runs
-def test_a_damaged_checkpoint_is_left_to_training(
-    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_left_to_training(again: TinyRun, tmp_path: Path) -> None:
     """It resumes from an older one, so the damaged one must not be judged."""
     newest = max((tmp_path / "runs/tiny/checkpoints").iterdir())
     for damage in ("{}", "[1]", "nonsense", '{"tokens": "many", "phase": "long"}'):
@@ -88,10 +90,10 @@ def test_a_damaged_checkpoint_is_left_to_training(
 
 
 @pytest.mark.runs
-def test_an_average_is_not_trained_on(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_average_is_not_trained_on(again: TinyRun, tmp_path: Path, refusal: Refusal) -> None:
     newest = max((tmp_path / "runs/tiny/checkpoints").iterdir())
     assert main(["average", str(newest), str(newest), "--out", str(tmp_path / "runs/averaged")]) == 0
-    said = refusal(again("name=averaged"), capsys)
+    said = refusal(again("name=averaged"))
     assert said == (
         f"error: {tmp_path}/runs/averaged: an average of checkpoints, which has no moments and no position in the data "
         f"to continue from. Start another run with weights.init_from={tmp_path}/runs/averaged.\n"
@@ -105,97 +107,77 @@ def test_an_average_is_not_trained_on(again: TinyRun, tmp_path: Path, capsys: py
         (["loggers.wandb={}"], "Install it with pip (pip install wandb), or"),
         (["callbacks.system_metrics_monitor={}"], "callbacks.system_metrics_monitor: the package psutil is not inst"),
         (["compute.device=auto", "compute.attention=flash"], "compute.attention=flash: no FlashAttention is installed"),
-        (
-            ["compute.device=auto", "compute.global_attention=flex"],
-            "compute.global_attention=flex: Triton",
-        ),
-        (["compute.device=auto", "optim.fused=true"], "optim.fused=true: Triton is not installed"),
         (["loggers.tensorbord={}"], "loggers.tensorbord (command line): unknown"),
     ],
 )
 def test_what_is_not_installed(
     tiny_run: TinyRun,
-    capsys: pytest.CaptureFixture[str],
+    refusal: Refusal,
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
     message: str,
 ) -> None:
     real = importlib.util.find_spec
-    absent = ("slack_sdk", "wandb", "psutil", "flash_attn", "flash_attn_interface", "triton")
+    absent = ("slack_sdk", "wandb", "psutil", "flash_attn", "flash_attn_interface")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in absent else real(name, *rest))
-    assert message in refusal(tiny_run(*words), capsys)
+    assert message in refusal(tiny_run(*words))
+
+
+COMPILE = "compute.compile=true"
+TRITON = ("optim.fused=true", "compute.attention=flex", "compute.global_attention=flex")
 
 
 @pytest.mark.parametrize(
-    ("device", "there", "missing"),
+    ("key", "there", "gpus", "lack"),
     [
-        ("cpu", "", "no-such-compiler"),
-        ("cpu", "gcc", "no-such-compiler"),
-        ("auto", "", "no-such-compiler, gcc, clang"),
-        ("auto", "gcc", None),
+        # a C++ compiler on a CPU, which a C compiler does not replace
+        (f"compute.device=cpu {COMPILE}", "", "", "there is no compiler here (g++)."),
+        (f"compute.device=cpu {COMPILE}", "gcc", "", "there is no compiler here (g++)."),
+        (f"compute.device=cpu {COMPILE}", "g++ CXX=absent", "", "there is no compiler here (absent)."),
+        (f"compute.device=auto {COMPILE}", "", "", "there is no compiler here (g++, gcc, clang)."),
+        (f"compute.device=auto {COMPILE}", "gcc", "", None),
+        (f"compute.device=auto {COMPILE}", "g++", "", None),  # a login node
+        # what Triton needs, on a machine that shows GPUs, and where a setting names it
+        *(
+            (f"compute.device=auto {key}", there, gpus, lack)
+            for key, gpus in ((COMPILE, "0"), *((key, "") for key in TRITON))
+            for there, lack in (
+                ("gcc Python.h", "Triton is not installed"),
+                ("triton g++ Python.h", "there is no C compiler (gcc, clang;"),
+                ("triton gcc Python.h CC=absent", "there is no C compiler (absent;"),
+                ("triton gcc", "Python's headers are not installed"),
+            )
+        ),
     ],
 )
-def test_a_compiler_that_is_not_installed(
-    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, there: str, missing: str | None
-) -> None:
-    """The first batch would end in two hundred lines from torch, and look like a bug of ours."""
-    config = load_run([tiny_run()[0]], [f"compute.device={device}", "compute.compile=true"])
+def test_what_a_kernel_needs_is_missed_before_the_first_batch(
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal, key: str, there: str,
+    gpus: str, lack: str | None,
+) -> None:  # fmt: skip
+    """The first batch would end in two hundred lines from torch or Triton, and look like a bug of ours."""
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
     (tmp_path / "bin").mkdir()
-    if there:
-        (tmp_path / "bin" / there).touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.delenv("CC", raising=False)
-    said = list(missing_packages(config.compute, config.optim, config.callbacks, config.loggers))
-    if missing is None:
-        assert said == []
-    else:
-        assert len(said) == 1 and f"there is no compiler here ({missing})." in said[0] and "apt install g++" in said[0]
-    plain = replace(config.compute, compile=None)
-    assert not list(missing_packages(plain, config.optim, config.callbacks, config.loggers))
-
-
-@pytest.mark.parametrize(
-    ("key", "on_gpu", "refused"),
-    [
-        ("compute.compile=true", True, True),
-        ("compute.compile=true", False, False),  # a login node, which has g++
-        ("optim.fused=true", False, True),
-        ("compute.attention=flex", False, True),
-        ("compute.global_attention=flex", False, True),
-    ],
-)
-@pytest.mark.parametrize("lack", ["there is no C compiler", "Python's headers are not installed"])
-def test_what_triton_needs_is_checked_before_the_first_batch(
-    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, on_gpu: bool, refused: bool, lack: str
-) -> None:
-    """Triton builds its launchers with them; without, a run ends in its first step with what looks like a bug."""
-    config = load_run([tiny_run()[0]], ["compute.device=auto", key])
+    for name in there.split():
+        if "=" in name:
+            monkeypatch.setenv(*name.split("="))
+        else:
+            (tmp_path / "bin" / name).touch(0o755)
     real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: name == "triton" or real(name, *rest))
-    monkeypatch.setenv("CXX", sys.executable)
-    monkeypatch.setenv("CC", "no-such-compiler" if "compiler" in lack else sys.executable)
-    (tmp_path / "there").mkdir()
-    (tmp_path / "there/Python.h").touch()
-    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / ("gone" if "headers" in lack else "there")))
-    said = list(missing_packages(config.compute, config.optim, [], [], on_gpu=on_gpu))
-    if refused:
-        name, _, value = key.partition("=")
-        assert len(said) == 1 and said[0].startswith(f"{key}: {lack}")
-        assert said[0].endswith(f"or set {name}={'false' if value == 'true' else 'auto'}.")
-    else:
-        assert said == []
-
-
-def test_a_machine_that_shows_gpus_must_have_what_they_need(
-    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With device=auto a C++ compiler would suffice for the CPU, but the GPU trains."""
-    monkeypatch.setenv("CXX", sys.executable)
-    monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    words = tiny_run("compute.device=auto", "compute.compile=true")
-    assert "compute.compile=true: there is no C compiler (no-such-compiler;" in refusal(words, capsys)
+    triton = object() if "triton" in there else None
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: triton if name == "triton" else real(name, *rest)
+    )
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path / "bin"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    if lack is None:
+        assert main(["check", *tiny_run(*key.split())]) == 0
+        return
+    (said,) = refusal(tiny_run(*key.split())).splitlines()
+    setting = key.split()[1]
+    instead = setting.replace("true", "false").replace("flex", "auto")
+    assert said.startswith(f"error: {setting}: {lack}") and said.endswith(f", or set {instead}.")
 
 
 @pytest.mark.parametrize(
@@ -210,45 +192,45 @@ def test_a_machine_that_shows_gpus_must_have_what_they_need(
     ],
 )
 def test_first_weights_that_are_not_there(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, name: str, message: str, code: int
+    tiny_run: TinyRun, tmp_path: Path, refusal: Refusal, key: str, name: str, message: str, code: int
 ) -> None:
     runs = tmp_path / "runs"
     (runs / "empty").mkdir(parents=True)
     (runs / "empty/config.yaml").write_text("name: empty\n")
-    said = refusal(tiny_run(f"{key}={name.format(runs=runs)}"), capsys, code)
+    said = refusal(tiny_run(f"{key}={name.format(runs=runs)}"), code)
     assert message.format(runs=runs) in said
 
 
-def test_a_folder_that_cannot_be_written(tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written(tiny_run: TinyRun, tmp_path: Path, refusal: Refusal) -> None:
     (tmp_path / "file").write_text("where the folder of runs should be")
-    said = refusal(tiny_run(f"runs_folder={tmp_path}/file"), capsys, 74)
+    said = refusal(tiny_run(f"runs_folder={tmp_path}/file"), 74)
     assert said.startswith(f"error: {tmp_path}/file/tiny: cannot be written (Not a directory).")
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.runs
-def test_all_mistakes_are_reported_together(again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_mistakes_are_reported_together(again: TinyRun, tmp_path: Path, refusal: Refusal) -> None:
     """One error a day costs a week; the exit code is for the mistake to be fixed first."""
     words = again(
         "model.num_heads=3", f"data.train={tmp_path}/no", f"data.validation={tmp_path}/no2", "loggers.slack={}"
     )
-    said = refusal(words, capsys).splitlines()
+    said = refusal(words).splitlines()
     assert [line.split(":")[0] for line in said] == [
         "error", f"data.train={tmp_path}/no", f"data.validation={tmp_path}/no2", "loggers.slack"
     ]  # fmt: skip
-    said = "\n".join(refusal(again("seed=6", "phases.short.tokens=5000"), capsys).splitlines())
+    said = "\n".join(refusal(again("seed=6", "phases.short.tokens=5000")).splitlines())
     assert "seed: 5 -> 6" in said and "phases.short.tokens: 4000 -> 5000" in said
 
 
 def test_models_that_are_not_there_are_reported_with_the_rest(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: TinyRun, tmp_path: Path, refusal: Refusal
 ) -> None:
     words = ["objective.name=distill", "weights.init_from=absent", f"data.train={tmp_path}/no"]
-    said = refusal(tiny_run(*words, "objective.teacher=a/b/c", "seed=-1"), capsys).splitlines()
+    said = refusal(tiny_run(*words, "objective.teacher=a/b/c", "seed=-1")).splitlines()
     assert [line.split(":")[0] for line in said] == [
         "error", f"data.train={tmp_path}/no", "weights.init_from=absent", "objective.teacher=a/b/c"
     ]  # fmt: skip
-    said = refusal(tiny_run(*words, "optim.lr=-1"), capsys).splitlines()
+    said = refusal(tiny_run(*words, "optim.lr=-1")).splitlines()
     assert not any(line.startswith("objective.teacher=") for line in said), "no teacher is named yet"
     assert any(line.startswith("weights.init_from=absent:") for line in said)
 
@@ -272,48 +254,45 @@ def test_none_of_it_loads_torch(again: TinyRun) -> None:
 
 @pytest.mark.runs
 def test_the_launcher_refuses_the_same_before_it_starts_ranks(
-    again: TinyRun, capsys: pytest.CaptureFixture[str]
+    again: TinyRun, capsys: pytest.CaptureFixture[str], refusal: Refusal
 ) -> None:
     from launch.run import main as launch
 
-    by_check = refusal(again("seed=6"), capsys)
+    by_check = refusal(again("seed=6"))
     assert launch([*again("seed=6"), "--ranks", "2"]) == 78
     assert capsys.readouterr().err == by_check
 
 
 def test_check_sees_shards_that_are_missing_or_cut(
-    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, says: Says
 ) -> None:
     """Otherwise a folder without any shards is called good, and the job fails on its GPUs."""
     folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "shards"))
     shards = sorted(folder.glob("shard.*"))
     shards[0].unlink()
     shards[1].write_bytes(shards[1].read_bytes()[:-1])
-    assert main(["check", *tiny_run(f"data.train={folder}")]) == 65
-    said = capsys.readouterr().err
+    said = says("check", *tiny_run(f"data.train={folder}"), code=65)
     assert f"data.train={folder}: 2 shards do not match the index: {shards[0].name} (No such file" in said
     assert f"{shards[1].name} ({shards[1].stat().st_size:,} bytes, not {shards[1].stat().st_size + 1:,})" in said
     for shard in shards[2:]:
         shard.unlink()
-    assert main(["check", *tiny_run(f"data.validation={folder}")]) == 65
-    assert f"data.validation={folder}: {len(shards):,} shards" in capsys.readouterr().err
+    said = says("check", *tiny_run(f"data.validation={folder}"), code=65)
+    assert f"data.validation={folder}: {len(shards):,} shards" in said
 
 
 def test_check_says_what_it_did_not_look_at(
     tiny_run: TinyRun,
     tiny_data: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    says: Says,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise "good" looks like a promise about weights that a compute node without a network cannot get."""
-    assert main(["check", *tiny_run()]) == 0
-    said = capsys.readouterr().out.partition("\nnot checked:\n")[2]
+    said = says("check", *tiny_run()).partition("\nnot checked:\n")[2]
     assert said == "  data.train, data.validation: contents of the shards; hashes are compared when they are read\n"
     monkeypatch.setattr(shard_sizes, "is_remote", lambda path: path == f"{tiny_data}/train")
     words = ["weights.init_from=nobody/has-this", f"checkpoint.copy_to=file://{tmp_path}/second"]
-    assert main(["check", *tiny_run(*words)]) == 0
-    said = capsys.readouterr().out.partition("\nnot checked:\n")[2]
+    said = says("check", *tiny_run(*words)).partition("\nnot checked:\n")[2]
     assert [line.partition(":")[0].partition("=")[0].strip() for line in said.splitlines()] == [
         *("data.train", "data.validation", "weights.init_from", "checkpoint.copy_to")
     ]
@@ -323,7 +302,7 @@ def test_check_says_what_it_did_not_look_at(
 
 @pytest.mark.runs
 def test_what_no_gpu_here_could_hold_is_refused_with_what_would_fit(
-    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
 ) -> None:
     """The job would wait for its GPUs, load torch, and end with an allocator's page of numbers."""
     program = tmp_path / "nvidia-smi"
@@ -333,7 +312,7 @@ def test_what_no_gpu_here_could_hold_is_refused_with_what_would_fit(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     rows = ["phases.short.batch_rows=1048576", "phases.short.batch_warmup=null"]
     large = tiny_run("compute.device=auto", *rows, "phases.short.microbatch_tokens=67108864")
-    said = refusal(large, capsys)
+    said = refusal(large)
     found = re.search(
         r"phases\.short\.microbatch_tokens=67108864: needs [\d.]+ GB of a GPU by `plan`, and RTX 4090 has 25\.8 GB\. "
         r"Set phases\.short\.microbatch_tokens=(\d+)", said,
@@ -352,13 +331,12 @@ def test_what_no_gpu_here_could_hold_is_refused_with_what_would_fit(
 
 @pytest.mark.runs
 def test_a_disk_on_which_not_one_checkpoint_fits(
-    again: TinyRun, tiny_run: TinyRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    again: TinyRun, tiny_run: TinyRun, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the first save, a quarter of an hour into the run, would fail."""
     huge = ("model.hidden_size=65536", "model.num_heads=512", "model.intermediate_size=65536", "model.num_layers=400")
     for verb in ("check", "train"):
-        assert main([verb, *tiny_run(*huge, "name=huge")]) == 74
-        said = capsys.readouterr().err
+        said = says(verb, *tiny_run(*huge, "name=huge"), code=74)
         assert re.search(r"huge: a checkpoint of this model takes [\d,]{16,} bytes, .* and [\d,]+ are free", said)
     monkeypatch.setattr(resolve, "free_bytes", lambda path: 0)
     assert main(["check", *again()]) == 0, "a finished run saves nothing more"
@@ -366,7 +344,7 @@ def test_a_disk_on_which_not_one_checkpoint_fits(
 
 @pytest.mark.runs
 def test_a_disk_holds_the_checkpoints_that_are_there_at_once(
-    again: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    again: TinyRun, tmp_path: Path, says: Says, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new checkpoint is written before an old one is removed: with room for one, the second save would fail."""
     config = load_run(again())
@@ -386,17 +364,13 @@ def test_a_disk_holds_the_checkpoints_that_are_there_at_once(
         monkeypatch.setattr(resolve, "free_bytes", lambda path, room=added * each: room)
         assert main(["check", *again(*words)]) == 0, words
         monkeypatch.setattr(resolve, "free_bytes", lambda path, room=added * each - 1: room)
-        assert main(["check", *again(*words)]) == 74, words
-        said = capsys.readouterr().err
+        said = says("check", *again(*words), code=74)
         assert f"adds {added} before it removes one, and {added * each - 1:,} are free on its disk." in said, words
         assert f"Free some space,{remedy} or set runs_folder to another disk." in said, words
 
 
-def test_a_gpu_that_this_machine_lacks_is_named_as_not_looked_at(
-    tiny_run: TinyRun, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["check", *tiny_run("compute.device=cuda")])
-    assert "compute.device=cuda: there is no GPU here" in capsys.readouterr().out
+def test_a_gpu_that_this_machine_lacks_is_named_as_not_looked_at(tiny_run: TinyRun, says: Says) -> None:
+    assert "compute.device=cuda: there is no GPU here" in says("check", *tiny_run("compute.device=cuda"))
 
 
 @pytest.mark.runs

@@ -17,7 +17,7 @@ import torch
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, STATE
 from modernbert_train.config import packages
-from modernbert_train.config.auto import filled, recorded, value_of
+from modernbert_train.config.auto import filled, recorded
 from modernbert_train.config.load import load_run, to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.distributed import bf16, group
@@ -35,6 +35,7 @@ from modernbert_train.plan.speed_settings import (
 from tests.support.jobs import losses
 from tests.support.small_checkpoint import sign
 from tests.support.tiny_run import TinyRun
+from tests.support.verbs import Says
 
 ON_GPU = Compute(torch.device("cuda", 0), "amp_bf16")
 H100, T4 = RunGpus("H100", 85_000_000_000), RunGpus("T4", 16_000_000_000, 8, False, ("T4 has capability 7.5",))
@@ -52,6 +53,10 @@ def config(tiny_run: TinyRun, tmp_path: Path) -> RunConfig:
     open_phases = (f"phases.{name}.microbatch_tokens=null" for name in ("short", "long"))
     sizes = ("phases.short.batch_rows=64", "phases.short.batch_warmup=null", "phases.long.batch_rows=128")
     return load_run([tiny_run()[0]], [f"runs_folder={tmp_path}/runs", *open_phases, *sizes, "compute.device=auto"])
+
+
+def with_phase(config: RunConfig, name: str, like: str, **keys: int) -> RunConfig:
+    return replace(config, phases={**config.phases, name: replace(config.phases[like], **keys)})
 
 
 def gpu(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch, *missing: str) -> RunGpus:
@@ -124,8 +129,11 @@ def test_threads_that_the_environment_names_come_before_those_of_the_last_start(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A launcher of several ranks divides the cores by it."""
-    checkpoint(filled(config, {"compute.threads": 1}), "short")
-    assert close_settings(config).config.compute.threads == 1
+    checkpoint(filled(config, {"compute.threads": 1, "compute.compile": True}), "short")
+    closed = close_settings(config).config.compute
+    assert (closed.threads, closed.compile) == (1, True)
+    given = replace(config, compute=replace(config.compute, compile=False))
+    assert close_settings(given).config.compute.compile is False
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert close_settings(config).config.compute.threads is None
 
@@ -139,8 +147,11 @@ class TestTune:
         file.write_text('{"format": 1, "settings": {"compute.query_block": 32, "microbatch_tokens": 256}}')
         return file
 
-    def test_a_result_that_a_run_would_have_used_is_named_when_it_begins(self, config: RunConfig) -> None:
+    def test_a_result_that_a_run_would_have_used_is_named_by_check_and_when_it_begins(
+        self, tiny_run: TinyRun, config: RunConfig, says: Says
+    ) -> None:
         file = self.old(config)
+        assert f"warning: {file}: no longer read." in says("check", *tiny_run())
         closed, lines = close_settings(config)
         assert closed == filled(config, {})
         assert lines[1:] == [
@@ -150,11 +161,6 @@ class TestTune:
         checkpoint(closed, "short")
         assert not any("no longer read" in line for line in close_settings(config).lines), "once only"
 
-    def test_check_names_it_too(self, tiny_run: TinyRun, config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
-        file = self.old(config)
-        assert main(["check", *tiny_run()]) == 0
-        assert f"warning: {file}: no longer read." in capsys.readouterr().out
-
     def test_a_result_of_another_model_or_row_length_is_not(self, config: RunConfig) -> None:
         for case in ("epyc-modernbert-640-0f3a77b1", "epyc-bert-64-0f3a77b1"):
             self.old(config, case)
@@ -162,7 +168,7 @@ class TestTune:
 
     @pytest.mark.runs
     def test_a_run_that_was_trained_with_one_resumes_with_its_settings(
-        self, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, tiny_run: TinyRun, tmp_path: Path, says: Says
     ) -> None:
         """Its folder and checkpoints contain the removed key; the losses are equal to the bit."""
         words = [*tiny_run(f"runs_folder={tmp_path}/runs"), "checkpoint.interval_steps=2", "phases.long=null"]
@@ -176,9 +182,7 @@ class TestTune:
             saved.write_text(text.replace("compute:\n", f"compute:\n  tuned: {tmp_path}/runs/tuned\n"))
             if saved.parent != folder:
                 sign(saved.parent)
-        capsys.readouterr()
-        assert main(["train", *words, "phases.short.tokens=2000"]) == 0
-        said = capsys.readouterr().out
+        said = says("train", *words, "phases.short.tokens=2000")
         assert "  speed   compute.query_block=32, compute.compile=false, compute.threads=1, optim.fused=false" in said
         assert ": as this run was trained so far\n" in said
         assert main(["train", *words, *found, "phases.short.tokens=2000", "name=through"]) == 0
@@ -215,21 +219,11 @@ def test_a_run_that_was_trained_before_any_of_this_stays_as_it_was(config: RunCo
     """Eager, foreach, one row: its dropout is keyed by the index of the microbatch."""
     checkpoint(config, "short")
     assert close_settings(config, gpus=H100).config == filled(config, {})
-    more = replace(config.phases["long"], row_tokens=64)
-    added = replace(config, phases={**config.phases, "last": more})
+    added = with_phase(config, "last", "long", row_tokens=64)
     taken = close_settings(added, gpus=H100).config
     assert taken.phases["long"].tokens_at_once == 128 and taken.phases["last"].tokens_at_once == 128 * 64
-    other = replace(config, phases={**config.phases, "long": replace(config.phases["long"], row_tokens=256)})
+    other = with_phase(config, "long", "long", row_tokens=256)
     assert recorded(other, config).phases["long"].tokens_at_once == 256, "128 would be half a row"
-
-
-def test_open_keys_are_as_they_were_trained_last(config: RunConfig) -> None:
-    then = filled(config, {"compute.compile": True, "compute.threads": 2})
-    now = recorded(config, then)
-    assert value_of(now, "compute.compile") is True and value_of(now, "compute.threads") == 2
-    assert recorded(config, config) == filled(config, {}), "written before these settings existed"
-    given = replace(config, compute=replace(config.compute, compile=False))
-    assert recorded(given, then).compute.compile is False
 
 
 def halving(given: RunConfig, taken: RunConfig, phase: str) -> OomBackoff | ConfigError | None:
@@ -255,9 +249,7 @@ class TestHalving:
     def test_what_is_given_stays_and_so_does_what_was_trained(self, config: RunConfig) -> None:
         """Other microbatches draw other dropout, so a run with a checkpoint keeps them, or is refused."""
         Path(config.folder).mkdir(parents=True)
-        given = replace(
-            config, phases={**config.phases, "short": replace(config.phases["short"], microbatch_tokens=512)}
-        )
+        given = with_phase(config, "short", "short", microbatch_tokens=512)
         taken = close_settings(given, gpus=H100).config
         assert halving(given, taken, "short") is None and isinstance(halving(given, taken, "long"), OomBackoff)
         taken = close_settings(config, gpus=H100).config

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import BertConfig, ComputeConfig, DistillConfig, MaskedLmConfig
@@ -18,11 +17,11 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.distilled import TOKENS, Distilled, Teacher
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, flops_per_token, mean_spans
-from modernbert_train.plan.make import make_plan
+from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.plan.sections import sections
 from modernbert_train.plan.teacher import teacher_bytes, teacher_flops
 from tests.support.kept_memory import SMALL, Attend, autocast, running_total, use_kernel
-from tests.support.plan_batches import make_batch
+from tests.support.plan_batches import counting_flops, make_batch
 
 RECIPE = Path(__file__).parents[2] / "yamls/recipes/distilbert.yaml"
 
@@ -33,6 +32,12 @@ def bert(tmp_path: Path) -> Path:
     about = {"architectures": ["BertForMaskedLM"], "model_type": "bert"}
     (tmp_path / "config.json").write_text(json.dumps(about))
     return tmp_path
+
+
+def printed(plan: Plan) -> Any:
+    """Return what a plan says of the teacher."""
+    (found,) = (each for each in sections(plan, "h100", ["h100"], {}) if each.title == "Teacher")
+    return found
 
 
 def test_a_teacher_goes_forward_once(bert: Path) -> None:
@@ -46,15 +51,13 @@ def test_a_teacher_goes_forward_once(bert: Path) -> None:
     assert 1.9 < alone / phase.flops.forward < 2.0, "twice the layers, and the same head"
     states = replace(config.objective, kl_weight=0.0)
     assert teacher_flops(states, Spans(512, 0), {"tokens": share, "cosine": 1.0}) < alone
-    said = [section for section in sections(make_plan(config, 1), "h100", ["h100"], {}) if section.title == "Teacher"]
-    assert said[0].rows[1][:3] == ("main", "0.1959", "39.1 %")
+    assert printed(make_plan(config, 1)).rows[1][:3] == ("main", "0.1959", "39.1 %")
 
 
 def test_one_that_is_not_here_is_not_counted_and_that_is_reported() -> None:
     plan = make_plan(load_run([RECIPE]), 1)
     assert plan.phases[0].flops.teacher == 0
-    (said,) = (section for section in sections(plan, "h100", ["h100"], {}) if section.title == "Teacher")
-    assert said.notes == [
+    assert printed(plan).notes == [
         "google-bert/bert-base-uncased is in no folder here: neither its FLOPs nor its memory are counted."
     ]
 
@@ -93,7 +96,7 @@ def test_the_flops_of_a_step_are_those_that_torch_counts(monkeypatch: pytest.Mon
     model = build_model(student, objective)
     assert isinstance(model, Distilled)
     model.listen(Teacher(build_model(teacher, MaskedLmConfig()), bf16=False))
-    with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
+    with counting_flops() as counted:
         sum(model(batch).losses.values()).backward()  # type: ignore[union-attr]
 
     uses = {"tokens": predicted / tokens, "kl": predicted / tokens, "cosine": 1.0, "mse": 1.0}
@@ -128,5 +131,4 @@ def test_shards_of_it_are_counted_with_what_is_gathered(bert: Path) -> None:
     computing = teacher_bytes(objective, tokens=1, shards=8, **told)
     assert computing - alone > 4 * 30_522 * 768 + 2 * 2 * 7_000_000
     config = load_run([RECIPE], [f"objective.teacher={bert}", "distributed.strategy=fsdp2"])
-    (said,) = (each for each in sections(make_plan(config, 8), "h100", ["h100"], {}) if each.title == "Teacher")
-    assert "forward only, a share on each of 8 GPUs" in said.notes[0]
+    assert "forward only, a share on each of 8 GPUs" in printed(make_plan(config, 8)).notes[0]

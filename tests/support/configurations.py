@@ -15,6 +15,7 @@ phases:
   decay: {tokens: 500_000, row_tokens: 64, batch_rows: 4, microbatch_tokens: 64}
 """
 Load = Callable[..., RunConfig]
+Refused = Callable[..., list[str]]
 
 
 # keys that their published files set, with the values of base's first phase

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from modernbert_train.__main__ import read_run
 from modernbert_train.errors import RunError
 from tests.support.gloo import HOST
-from tests.support.runs import weights
+from tests.support.runs import launch, records, weights
 
 HSDP = ("distributed.strategy=hsdp", "distributed.shard_ranks=2")
 
@@ -25,6 +26,21 @@ def assert_same_weights(folder: Path, expected: Path, atol: float = 2e-5) -> Non
     assert found.keys() == wanted.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, wanted[name], rtol=2e-3, atol=atol, msg=name)
+
+
+def trained_on_two_ranks(words: Callable[..., list[str]], runs: Path) -> Iterator[Path]:
+    """Train a run on one rank, and on two replicated and sharded; compare these with it, and yield their folders."""
+    whole = "phases.short.microbatch_tokens=128"  # on two ranks too, since dropout is drawn by the microbatch
+    launch(words("name=one", whole), 1)
+    for strategy in ("ddp", "fsdp2"):
+        launch(words(f"name={strategy}", f"distributed.strategy={strategy}", whole), 2)
+        for one, other in zip(records(runs / strategy), records(runs / "one"), strict=True):
+            same = ("step", "tokens", "predicted")
+            assert [one[key] for key in same] == [other[key] for key in same]
+            for key in ("loss", "grad_norm", *(["loss/rtd"] if "loss/rtd" in other else [])):
+                assert one[key] == pytest.approx(other[key], rel=2e-4, abs=1e-6), (strategy, one["step"], key)
+        assert_same_weights(runs / strategy, runs / "one")
+        yield runs / strategy
 
 
 def train_each(runs: list[list[str]], of_meshes: bool = True) -> list[tuple[int, ...]]:

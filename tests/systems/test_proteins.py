@@ -15,13 +15,14 @@ from data_prep.tokenizer import main as tokenizer
 from modernbert_train.__main__ import main
 from tests.support.paths import ROOT
 from tests.support.runs import model_of, newest, records
+from tests.support.verbs import Says
 
 SMALL = ("hidden_size=32", "num_layers=2", "num_heads=2", "intermediate_size=64")
 
 
 @pytest.mark.runs
 def test_fasta_becomes_a_model_that_transformers_opens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], says: Says
 ) -> None:
     """If this breaks, days of training on proteins end in a model that reads other letters, or none."""
     monkeypatch.chdir(tmp_path)
@@ -42,8 +43,8 @@ def test_fasta_becomes_a_model_that_transformers_opens(
     assert main(["train", *words]) == 0, capsys.readouterr().err
     losses = [each["loss"] for each in records(Path("runs/p"), "validation")]
     assert losses[-1] < losses[0]
-    assert main(["train", *words, "model.mask_id=32"]) == 78
-    assert "data/proteins/tokenizer has [MASK] at 4. Set model.mask_id=4." in capsys.readouterr().err
+    said = says("train", *words, "model.mask_id=32", code=78)
+    assert "data/proteins/tokenizer has [MASK] at 4. Set model.mask_id=4." in said
     assert main(["export", "runs/p", "--licence", "mit"]) == 0
 
     theirs, letters = AutoModelForMaskedLM.from_pretrained("runs/p/hf"), AutoTokenizer.from_pretrained("runs/p/hf")
@@ -54,6 +55,4 @@ def test_fasta_becomes_a_model_that_transformers_opens(
     with torch.no_grad():
         ours = model.logits(model.encode(lay_out(ids_T, [0, len(ids)])), torch.arange(len(ids)))
         torch.testing.assert_close(theirs.eval()(input_ids=ids_T[None]).logits[0], ours, atol=1e-5, rtol=1e-5)
-    capsys.readouterr()
-    assert main(["fill", "runs/p/hf", "MKTAYIAKQR[MASK]ISFVKSHFSRQLEERLGLIEV"]) == 0
-    assert capsys.readouterr().out.count("%") == 5
+    assert says("fill", "runs/p/hf", "MKTAYIAKQR[MASK]ISFVKSHFSRQLEERLGLIEV").count("%") == 5

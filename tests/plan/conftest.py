@@ -1,0 +1,5 @@
+"""The fixture that calls verbs."""
+
+from tests.support.verbs import says
+
+__all__ = ["says"]
