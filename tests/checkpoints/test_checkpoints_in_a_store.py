@@ -15,7 +15,7 @@ from modernbert_train.checkpoints.replica import fetch_newest, store_of
 from tests.checkpoints.tools.small_run import SmallRun
 from tests.support.runs import newest
 from tests.support.s3 import BUCKET, Store
-from tests.support.store_for_copies import server, store
+from tests.support.store import server, store
 
 pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")
 pytestmark = [pytest.mark.timeout(120), pytest.mark.runs]

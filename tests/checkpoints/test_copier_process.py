@@ -19,7 +19,7 @@ from modernbert_train.config.schema import RunConfig
 from tests.support.runs import finish, records, start
 from tests.support.s3 import BUCKET, Store, wait_for
 from tests.support.small_checkpoint import CONFIG, write
-from tests.support.store_for_copies import server, store  # noqa: F401
+from tests.support.store import server, store  # noqa: F401
 from tests.support.tiny_run import TinyRun
 
 pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")
@@ -53,7 +53,7 @@ def test_a_killed_copier_is_started_again(store: Store, tmp_path: Path) -> None:
 def test_a_store_that_hangs_is_reported_and_used_again_once_it_answers(store: Store, tmp_path: Path) -> None:
     """The timeout is longer than a busy machine takes to import a client, which would count as hanging too."""
     config, said = config_in(tmp_path, "hangs", timeout_seconds=6), list[str]()
-    store.fault, store.faults_left = "hang", 1000
+    store.fault, store.faulty_method, store.faults_left = "hang", "PUT", 1000
     with Replica(config.checkpoint, Path(config.folder), said.append) as home:
         home.start()
         write(Path(config.folder) / "checkpoints", 5)
@@ -65,7 +65,7 @@ def test_a_store_that_hangs_is_reported_and_used_again_once_it_answers(store: St
 
 def test_a_store_that_never_answers_is_not_waited_for_at_the_end(store: Store, tmp_path: Path) -> None:
     config, said = config_in(tmp_path, "never", timeout_seconds=2), list[str]()
-    store.fault, store.faults_left = "busy", 10**9
+    store.fault, store.faulty_method, store.faults_left = "busy", "PUT", 10**9
     with Replica(config.checkpoint, Path(config.folder), said.append) as home:
         home.start()
         write(Path(config.folder) / "checkpoints", 5)
