@@ -18,7 +18,6 @@ import pytest
 from tests.cuda_build.front_door import Machine
 from tests.cuda_build.two_machines import End, Pair, started, why_not
 from tests.support.jobs import children
-from tests.support.tiny_run import make_tiny_data
 
 pytestmark = [pytest.mark.runs, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -57,17 +56,11 @@ FAULTS = {
 IN_CI = ("the first rank of a machine that is killed", "a rank that raises")  # found within seconds
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    return make_tiny_data(tmp_path_factory.mktemp("text"))
-
-
 @pytest.fixture
-def machine(tmp_path: Path, data: Path) -> Machine:
-    return Machine(tmp_path, data, gpus=4)
+def machine(tmp_path: Path, tiny_data: Path) -> Machine:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    return Machine(tmp_path, tiny_data, gpus=4)
 
 
 def run(machine: Machine, *more: str, timeout: int = TIMEOUT) -> list[str]:

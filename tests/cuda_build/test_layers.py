@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.runs, pytest.mark.timeout(1200)]
 
 # kinds of layers and of their inputs, the loss, and the regions outside the layers: embedding, rotary tables, final
 # norm, head, as far as an encoder has them; with replaced tokens the generator's too
-# norm, head, as far as an encoder has them; of replaced tokens those of the generator too
 GRAPHS = {
     "modernbert": 8,
     "modernbert-flash2": 8,
