@@ -9,14 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.config.schema import ModelConfig, ModernBertConfig
-from tests.support.exported import export_random
-from tests.support.labelled import BERT as BERT
-from tests.support.labelled import SIZE
-from tests.support.pairs import TWINS, WORDS
+from modernbert_train.config.schema import BertConfig, MaskedLmConfig, ModelConfig, ModernBertConfig
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.weights.hf_folder import export
 
+SIZE = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "init_std": 0.4}
 MODERNBERT = ModernBertConfig(**SIZE, num_layers=2, local_attention=16, attention_out_dropout=0.0)
+BERT = BertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 LONGEST = 64
+_draw = random.Random(7)
+WORDS = ["".join(_draw.choices("aeiou", k=1)) + "".join(_draw.choices("bdklmnrst", k=2)) for _ in range(60)]
+TWINS = {word: "".join(_draw.choices("xzvwyq", k=3)) for word in WORDS}
 
 
 def words_about(seed: int, size: int) -> tuple[str, str]:
@@ -29,7 +33,12 @@ def words_about(seed: int, size: int) -> tuple[str, str]:
 
 
 def make_encoder(out: Path, tokenizer: Path, config: ModelConfig = MODERNBERT, init_std: float = 0.4) -> Path:
-    return export_random(replace(config, init_std=init_std), tokenizer, out, max_tokens=LONGEST)
+    config = replace(config, init_std=init_std)
+    model = build_model(config, MaskedLmConfig())
+    initialize(model, config, 3)
+    state = {key: value for key, value in model.state_dict().items() if key != "decoder.weight"}
+    export(state, config, max_tokens=LONGEST, tokenizer_folder=tokenizer, out=out, card="")
+    return out
 
 
 def write_lines(file: Path, entries: Iterable[Mapping[str, object]]) -> Path:

@@ -1,4 +1,4 @@
-"""Small exported models, and changes to them."""
+"""A small exported model, and changes to it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.config.schema import MaskedLmConfig, ModelConfig, ModernBertConfig
-from modernbert_train.models.build import build_model
-from modernbert_train.models.init import initialize
+from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.hf_folder import export
 
@@ -32,15 +30,6 @@ def write(
 ) -> Path:
     arguments: dict[str, Any] = {"max_tokens": 512, "card": "# A model\n"}
     export(model.state_dict(), config, tokenizer_folder=tokenizer_folder, out=out, **(arguments | changes))
-    return out
-
-
-def export_random(config: ModelConfig, tokenizer_folder: Path, out: Path, max_tokens: int, seed: int = 3) -> Path:
-    """Write an encoder of masked tokens that has learnt nothing."""
-    model = build_model(config, MaskedLmConfig())
-    initialize(model, config, seed)
-    state = {name: tensor for name, tensor in model.state_dict().items() if name != "decoder.weight"}
-    export(state, config, max_tokens=max_tokens, tokenizer_folder=tokenizer_folder, out=out, card="")
     return out
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from modernbert_train.__main__ import main
-from tests.support import runs
 from tests.support.labelled import PLAIN, WriteTask, sentences
 from tests.support.tiny_run import TIMES
 
@@ -25,8 +24,9 @@ def finetune(task: Path | str, model: Path, folder: Path, *overrides: str) -> di
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    entries = runs.metrics(folder, "step", "evaluation")
-    return [{key: value for key, value in entry.items() if key not in TIMES} for entry in entries]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    return [{k: v for k, v in e.items() if k not in TIMES} for e in entries if e["kind"] in ("step", "evaluation")]
 
 
 def predictions(folder: Path, split: str) -> list[dict[str, Any]]:

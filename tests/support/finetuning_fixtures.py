@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.exported import export_random
+from modernbert_train.config.schema import (
+    MaskedLmConfig,
+)
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import initialize
+from modernbert_train.weights.hf_folder import export
 from tests.support.labelled import BAD, CONFIGS, GOOD, PLAIN, WriteTask, sentences, write_tsv
 from tests.support.make_shards import make_tokenizer
 
@@ -26,9 +31,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def models(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Write a folder of each architecture, with random weights."""
-    folder = tmp_path_factory.mktemp("models")
-    configs = {name: replace(config, init_std=0.08) for name, config in CONFIGS.items()}  # large enough to learn
-    return {name: export_random(config, tokenizer, folder / name, max_tokens=64) for name, config in configs.items()}
+    made = {}
+    for name, config in CONFIGS.items():
+        config = replace(config, init_std=0.08)  # large enough to learn
+        model = build_model(config, MaskedLmConfig())
+        initialize(model, config, 3)
+        out = made[name] = tmp_path_factory.mktemp("models") / name
+        state = {key: value for key, value in model.state_dict().items() if key != "decoder.weight"}
+        export(state, config, max_tokens=64, tokenizer_folder=tokenizer, out=out, card="")
+    return made
 
 
 @pytest.fixture

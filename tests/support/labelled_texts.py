@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from modernbert_train.config.tools.finetune import TaskConfig
+from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.vocabulary import read_vocabulary
-from tests.support.pairs import read_shards
 
 
 def task_of(folder: Path, **keys: Any) -> TaskConfig:
@@ -17,7 +17,9 @@ def task_of(folder: Path, **keys: Any) -> TaskConfig:
 
 
 def documents(folder: Path, tokenizer: Path) -> tuple[list[list[int]], TokenShards]:
-    return read_shards(folder, read_vocabulary(tokenizer).num_entries)
+    card = read_card(folder)
+    shards = TokenShards(folder, card.column, read_vocabulary(tokenizer).num_entries, 2, card=card)
+    return [shards.read(number).tolist() for number in range(card.documents)], shards
 
 
 def decoded(tokenizer: Path, ids: list[int]) -> str:

@@ -80,10 +80,6 @@ def masked_first(words: list[str], text: Path) -> list[str]:
 
 
 def documents(folder: Path) -> list[list[int]]:
-    return read_shards(folder, read_card(folder).vocab_size)[0]
-
-
-def read_shards(folder: Path, vocab_size: int) -> tuple[list[list[int]], TokenShards]:
     card = read_card(folder)
-    shards = TokenShards(folder, card.column, vocab_size, 2, card=card)
-    return [shards.read(number).tolist() for number in range(card.documents)], shards
+    shards = TokenShards(folder, card.column, card.vocab_size, 1, card=card)
+    return [shards.read(number).tolist() for number in range(card.documents)]

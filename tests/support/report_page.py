@@ -57,9 +57,11 @@ class Page(HTMLParser):
 
 
 def run_folder(tmp_path: Path, *records: dict[str, Any], tail: str = "", config: str | None = "name: a\n") -> Path:
-    folder = run(tmp_path / "a-run", *records, config=config or "")
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write(tail)
+    folder = tmp_path / "a-run"
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records) + tail)
+    if config is not None:
+        (folder / "config.yaml").write_text(config)
     return folder
 
 
@@ -85,7 +87,7 @@ CONFIG = (
 
 
 def run(folder: Path, *records: dict[str, Any], lr: str = "0.001", config: str = CONFIG) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
     if config:
         (folder / "config.yaml").write_text(config.format(name=json.dumps(folder.name), lr=lr))

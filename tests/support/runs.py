@@ -149,6 +149,6 @@ def assert_goes_on_to_the_bit(words: list[str], folder: Path) -> None:
     assert all(torch.equal(whole[name], tensor) for name, tensor in weights(folder).items())
 
 
-def metrics(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+def metrics(folder: Path, kind: str) -> list[dict[str, Any]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [entry for line in lines if (entry := json.loads(line))["kind"] in kinds]
+    return [entry for line in lines if (entry := json.loads(line))["kind"] == kind]
