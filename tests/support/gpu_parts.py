@@ -27,10 +27,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 DEVICE = torch.device(os.environ.get("MODERNBERT_TEST_DEVICE", "cuda"))
 ON_GPU = DEVICE.type == "cuda" and torch.cuda.is_available()
-GPU_TEST = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE.type == "cuda" and not ON_GPU, reason="needs a CUDA device"),
-]
+GPU_TEST = [pytest.mark.gpu, pytest.mark.skipif(DEVICE.type == "cuda" and not ON_GPU, reason="needs a CUDA device")]
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 
 PAD = 1
