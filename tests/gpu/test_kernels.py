@@ -13,7 +13,7 @@ from modernbert_train.models.attention import KERNELS, flash, sdpa
 from modernbert_train.models.attention.visible import Visible
 from tests.support.attention import given, packed
 from tests.support.encoders import build
-from tests.support.gpu_parts import DEVICE, GPU_TEST
+from tests.support.gpu_parts import DEVICE, GPU_TEST, need_kernel
 
 pytestmark = GPU_TEST
 
@@ -58,9 +58,8 @@ def test_kernel_equals_sdpa(
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_token_sees_64_to_each_side_and_no_more(name: str) -> None:
     """local_attention=128 includes distance 64 and excludes 65, for any kernel."""
+    need_kernel(name, bf16=True)
     kernel = KERNELS[name]
-    if (reason := kernel.support(DEVICE, torch.bfloat16)) is not None:
-        pytest.skip(reason)
     q, k, v = torch.randn(3, 300, 1, 64, device=DEVICE, dtype=torch.bfloat16)
     v.requires_grad_()
     out = kernel.attend(q, k, v, kernel.prepare(packed([300], 0).to(DEVICE), Visible.around(64)), window=True)
