@@ -42,11 +42,10 @@ MODERNBERT = ModernBertConfig(
     vocab_size=160, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, init_std=0.15,
     attention_out_dropout=0.0,
 )  # fmt: skip
-SIZE_OF_BERT: dict[str, Any] = {
-    "vocab_size": 160, "hidden_size": 64, "num_layers": 3, "num_heads": 2, "intermediate_size": 96,
-    "max_positions": 400, "init_std": 0.1, "dropout": 0.0,
-}  # fmt: skip
-BERT = BertConfig(**SIZE_OF_BERT)
+BERT = BertConfig(
+    vocab_size=160, hidden_size=64, num_layers=3, num_heads=2, intermediate_size=96, max_positions=400, init_std=0.1,
+    dropout=0.0,
+)  # fmt: skip
 ROBERTA = replace(BERT, segments=1, position_offset=PAD + 1, norm_eps=1e-5)
 ALBERT = AlbertConfig(
     vocab_size=160, embedding_size=24, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=96,
@@ -104,7 +103,16 @@ ESM = EsmConfig(
 ENCODERS: dict[str, ModelConfig] = {
     "modernbert": MODERNBERT,
     "bert": BERT,
-    "distilbert": DistilBertConfig(**SIZE_OF_BERT),
+    "distilbert": DistilBertConfig(
+        vocab_size=160,
+        hidden_size=64,
+        num_layers=3,
+        num_heads=2,
+        intermediate_size=96,
+        max_positions=400,
+        init_std=0.1,
+        dropout=0.0,
+    ),
     "albert": ALBERT,
     "albert that shares its ffn": replace(ALBERT, sharing="ffn"),
     "xlnet": XLNET,
