@@ -10,9 +10,8 @@ from unittest.mock import patch
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
-from modernbert_train.__main__ import read_run
 from modernbert_train.train import session
-from tests.support.ranks import in_new_groups
+from tests.support.ranks import train_each
 
 Sizes = dict[str, list[int]]  # kind of collective -> numbers in the whole tensor, of each call
 
@@ -72,11 +71,12 @@ def count_steps(runs: list[list[str]], step: int) -> list[Counted]:
                 self.profile.stop()
                 self.microbatches = len(state.batch.microbatches)
 
-    counted = []
-    for words in in_new_groups(runs):
-        recorder = Recorder()
-        with patch.object(session, "build_callbacks", lambda *args, recorder=recorder: [recorder]):
-            session.train(read_run(words))
-        sizes = collectives(recorder.profile)
-        counted.append(Counted(sizes, recorder.microbatches, recorder.gradients))
-    return counted
+    recorders: list[Recorder] = []
+
+    def record(*_: Any) -> list[Recorder]:
+        recorders.append(Recorder())
+        return recorders[-1:]
+
+    with patch.object(session, "build_callbacks", record):
+        train_each(runs, of_meshes=False)
+    return [Counted(collectives(each.profile), each.microbatches, each.gradients) for each in recorders]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,27 +27,22 @@ def assert_same_weights(folder: Path, expected: Path) -> None:
         torch.testing.assert_close(tensor, wanted[name], rtol=2e-3, atol=2e-5)
 
 
-def in_new_groups(runs: list[list[str]]) -> Iterator[list[str]]:
-    """Yield each run in a new process group, since `train` closes its own; the last group is for run_ranks to end."""
-    rank, num_ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    for number in range(len(runs) + 1):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        store = dist.PrefixStore(f"run{number}", dist.TCPStore(HOST, port, is_master=False))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
-        yield from runs[number : number + 1]
-
-
 def train_each(runs: list[list[str]], of_meshes: bool = True) -> list[tuple[int, ...]]:
-    """Run one after the other on every rank.
+    """Run one after the other on every rank, each with a fresh process group, since `train` closes its own.
 
     Returns:
         See `meshes`.
     """
     from modernbert_train.train.session import train
 
-    for words in in_new_groups(runs):
-        train(read_run(words))
+    rank, num_ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    for number, words in enumerate([*runs, None]):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        store = dist.PrefixStore(f"run{number}", dist.TCPStore(HOST, port, is_master=False))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
+        if words is not None:  # the last group is for run_ranks to end
+            train(read_run(words))
     return meshes() if of_meshes else []
 
 
