@@ -17,9 +17,8 @@ from torch.nn.parallel import distributed
 
 from benchmarks.batches import mean_loss
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModernBertConfig
-from modernbert_train.models.build import build_model
 from modernbert_train.train.composer_internals import replicate
-from tests.cuda_build.layers import Traffic, graphs
+from tests.cuda_build.layers import Traffic, graphs, on_device
 from tests.cuda_build.null import Account, faults
 from tests.support.gpu_parts import make_batch
 
@@ -35,9 +34,7 @@ def look_at(size: str, strategy: str, traffic: Traffic) -> dict[str, Any]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     config = ModernBertConfig(num_layers=5, **WIDTHS[size])
-    with torch.device("cuda"):
-        model = build_model(config, MaskedLmConfig(), ComputeConfig(attention="varlen", compile=True)).train()
-    model.compile_layers()
+    model = on_device(config, MaskedLmConfig(), ComputeConfig(attention="varlen", compile=True))
     called = replicate(model, False) if strategy == "ddp" else model
     account = Account()
     for _ in range(3):

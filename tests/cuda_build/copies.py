@@ -47,6 +47,7 @@ def awaiting_free() -> int:
 
 def main() -> None:
     device = choose_device(ComputeConfig(device="auto"))
+    current = torch.cuda.current_device()
     model = ModernBertForMaskedLM(SIZE).to(device)
     optimizer = build_optimizer(StableAdamWConfig(lr=1e-3, fused=False), model)
     for parameter in model.parameters():
@@ -62,8 +63,8 @@ def main() -> None:
     thread.start()
     thread.join()
     page = next(iter(share.weights.values())).data_ptr()
-    found = {"device": str(device), "pending": pending, "flags": flags_of(page), "gpu 0": has_context(0)}
-    print(json.dumps(found | {"gpu 1": has_context(1)}))
+    found = {"device": str(device), "current": current, "pending": pending, "flags": flags_of(page)}
+    print(json.dumps(found | {"gpu 0": has_context(0), "gpu 1": has_context(1)}))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import torch
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig
 from modernbert_train.distributed.compute import Compute
-from modernbert_train.models.build import build_model
 from modernbert_train.train.adapters import ComposerObjective
 from modernbert_train.train.diagnosis import find_non_finite
 from modernbert_train.train.gradients import gradients
+from tests.cuda_build.layers import on_device
 from tests.support.gpu_parts import make_batch
 from tests.support.paths import ROOT
 
@@ -29,9 +29,7 @@ def main() -> None:
     config = load_run([ROOT / f"yamls/recipes/modernbert-{sys.argv[1]}.yaml"], [f"model.num_layers={LAYERS}"]).model
     asked, objective = ComputeConfig(attention="varlen", compile=True), MaskedLmConfig()
     compute = Compute.of(asked)
-    with torch.device("cuda"):
-        model = build_model(config, objective, asked).train()
-    model.compile_layers()
+    model = on_device(config, objective, asked)
     batch = make_batch([ROW] * ROWS, ROW, config.vocab_size, boundaries=4 * ROWS, rows=ROWS)
     plan = SimpleNamespace(objective=objective, phase="stable", row_tokens=ROW)
     step: Any = SimpleNamespace(plan=plan, microbatches=[batch], rows=[()] * ROWS)

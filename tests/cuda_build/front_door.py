@@ -59,24 +59,27 @@ class Machine:
         file.write_text(TINY_YAML.format(runs=self.folder / "runs", data=self.data), encoding="utf-8")
         return [str(file), f"name={name}", "compute.device=cuda", *WIDTHS[width], *JOURNEY, *PLAIN, *overrides]
 
-    @contextmanager
-    def launched(self, *words: str, visible: str | None = None) -> Iterator[Launch]:
-        """Start the launcher and its ranks; end them with the context."""
-        meeting = self.folder / "nccl"
-        meeting.unlink(missing_ok=True)  # rendezvous file of one start's ranks
-        settings = environment() | {
+    def environment(self, visible: str | None = None) -> dict[str, str]:
+        """Return the environment of a process on this machine; `visible` replaces CUDA_VISIBLE_DEVICES."""
+        own = {
             "NULL_DEVICES": str(self.gpus),
             "CUDA_VISIBLE_DEVICES": visible or ",".join(map(str, range(self.gpus))),
-            "NULL_NCCL": str(meeting),
+            "NULL_NCCL": str(self.folder / "nccl"),
             "NULL_DEVICE_FAULTS": str(self.folder / "faults"),
             "PYTHONPATH": str(self.root),
         }
+        return os.environ | environment() | own | self.settings
+
+    @contextmanager
+    def launched(self, *words: str, visible: str | None = None) -> Iterator[Launch]:
+        """Start the launcher and its ranks; end them with the context."""
+        (self.folder / "nccl").unlink(missing_ok=True)  # rendezvous file of one start's ranks
         log = self.folder / "output.txt"
         with log.open("w", encoding="utf-8") as output:
             process = subprocess.Popen(
                 [sys.executable, "launch/run.py", *words],
                 cwd=self.root,
-                env=os.environ | settings | self.settings,
+                env=self.environment(visible),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -23,8 +23,8 @@ from triton.runtime.jit import JITFunction
 from benchmarks.batches import mean_loss
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModernBertConfig
 from modernbert_train.models.attention import tile_kernels
-from modernbert_train.models.build import build_model
 from modernbert_train.models.compiler import REGIONS
+from tests.cuda_build.layers import on_device
 from tests.cuda_build.microbatch import Operations
 from tests.support.gpu_parts import make_batch
 
@@ -129,9 +129,7 @@ def look_at(dropout: float, residual: Any, attention: Any, traffic: LayerTraffic
     torch._dynamo.reset()
     config = ModernBertConfig(num_layers=4, attention_out_dropout=dropout)
     compute = ComputeConfig(attention=attention, compile=True, residual_precision=residual)
-    with torch.device("cuda"):
-        model = build_model(config, MaskedLmConfig(), compute).train()
-    model.compile_layers()
+    model = on_device(config, MaskedLmConfig(), compute)
     for index, layer in enumerate(model.model.layers):
         traffic.watch(layer, index)
     batch = make_batch([1000] * 97, ROW, config.vocab_size, boundaries=128, rows=ROWS)

@@ -96,6 +96,15 @@ class Traffic:
         CachingAutotuner.run = counted
 
 
+def on_device(config: ModelConfig, objective: ObjectiveConfig, compute: ComputeConfig) -> Any:
+    """Return a model in training mode, with compiled layers if the settings ask for them."""
+    with torch.device("cuda"):
+        model = build_model(config, objective, compute).train()
+    if compute.compile:
+        model.compile_layers()
+    return model
+
+
 def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
@@ -124,9 +133,7 @@ def look_at(name: str, traffic: Traffic) -> dict[str, Any]:
     torch._dynamo.utils.counters.clear()
     flash.WINDOWS.clear()
     compute = ComputeConfig(attention=case.attention.rstrip("234"), compile=True)  # type: ignore[arg-type]
-    with torch.device("cuda"):
-        model = build_model(config, case.objective, compute).train()
-    model.compile_layers()
+    model = on_device(config, case.objective, compute)
     batches = [batch_of(case, seed) for seed in range(len(DOCUMENTS))]
     seen = []
 

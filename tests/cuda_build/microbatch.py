@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.batches import mean_loss
 from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig
-from modernbert_train.models.build import build_model
-from tests.cuda_build.layers import Traffic
+from tests.cuda_build.layers import Traffic, on_device
 from tests.cuda_build.null import Account, faults
 from tests.support.gpu_parts import make_batch
 from tests.support.paths import ROOT
@@ -103,10 +102,8 @@ def main() -> None:
         for form in ("compiled", "eager"):
             torch._dynamo.reset()
             compute = ComputeConfig(attention="varlen", compile=form == "compiled")
-            with torch.device("cuda"):
-                model = build_model(config, MASKED, compute).train()
+            model = on_device(config, MASKED, compute)
             if compute.compile:
-                model.compile_layers()
                 found[f"{size} {form}"] = look_at(model, config, traffic)
             else:
                 with Operations() as operations:

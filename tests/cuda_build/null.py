@@ -86,12 +86,7 @@ def run(module: str, *words: str, timeout: float = 900, **settings: str) -> Any:
     """Run a module of this folder on the null device; return its last output line, parsed as JSON."""
     command = [sys.executable, "-m", f"tests.cuda_build.{module}", *words]
     done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env=os.environ | environment() | settings,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
+        command, cwd=ROOT, env=os.environ | environment() | settings, capture_output=True, text=True, timeout=timeout
     )
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:

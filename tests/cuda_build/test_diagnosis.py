@@ -10,7 +10,6 @@ import pytest
 
 from tests.cuda_build import null
 from tests.cuda_build.front_door import Launch, Machine
-from tests.support.tiny_run import make_tiny_data
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(600)]
 
@@ -25,10 +24,10 @@ def test_the_search_needs_no_more_memory_than_a_step(size: str) -> None:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path, tiny_data: Path) -> Machine:
     """Return two GPUs. When the file `when` appears, rank 1 reads a NaN, and another program takes its GPU's memory."""
     settings = {"NULL_DEVICE_TRUE": "1", "NULL_FAULT": "1:search", "NULL_FAULT_WHEN": str(tmp_path / "when")}
-    return Machine(tmp_path, make_tiny_data(tmp_path / "data"), gpus=2, settings=settings)
+    return Machine(tmp_path, tiny_data, gpus=2, settings=settings)
 
 
 def words(machine: Machine, *overrides: str) -> list[str]:

@@ -18,7 +18,6 @@ import pytest
 from tests.cuda_build.front_door import Machine
 from tests.cuda_build.two_machines import End, Pair, started, why_not
 from tests.support.jobs import children
-from tests.support.tiny_run import make_tiny_data
 
 pytestmark = [pytest.mark.runs, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -32,13 +31,16 @@ BEHIND = "hangs: it has not come beyond"
 
 class Case(NamedTuple):
     """A fault, the message of every remaining launcher, its exit code, the maximum seconds, and the machine that a
-    scheduler should exclude."""
+    scheduler should exclude; overrides of the run, more words of the first message, and whether all else is finite."""
 
     fault: str
     says: str
     code: int
     seconds: float
     blamed: str
+    more: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    finite: bool = False
 
 
 FAULTS = {
@@ -51,23 +53,29 @@ FAULTS = {
     "a host that stays in the sums of a step": Case("3:sums", f"rank 3 on node-1: {BEHIND}", 124, IN_TIME, "node-1"),
     "a GPU that hangs": Case("1:gpu", "rank 1 on node-0: hangs: its GPU has started", 124, IN_TIME, "node-0"),
     "a collective that never ends": Case(ALL.format("network"), "no rank is behind the others", 124, IN_TIME, ""),
-}
+    # another process takes the memory of a step; that machine is healthy, so the next start may use it
+    "a GPU without memory": Case(
+        "2:memory", "rank 2 on node-1: step", 70, SOON, "",
+        more=("phases.short.batch_rows=32", "phases.short.microbatch_tokens=512"),
+        advice=("ran out of memory with microbatches of 8 rows of 64 tokens", "`nvidia-smi` says who",
+                "phases.short.microbatch_tokens=256"),
+    ),
+    # all ranks learn of it and repeat the step: a faulty GPU must not be used again at each start
+    "a loss that is not finite": Case(
+        "2:nan", "rank 2, microbatch 0, nothing wrong when computed again, which points to the hardware of node-1",
+        70, SOON, "node-1", finite=True,
+    ),
+}  # fmt: skip
 
 
 IN_CI = ("the first rank of a machine that is killed", "a rank that raises")  # found within seconds
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    reason = why_not()
-    if reason is not None:
-        pytest.skip(reason)
-    return make_tiny_data(tmp_path_factory.mktemp("text"))
-
-
 @pytest.fixture
-def machine(tmp_path: Path, data: Path) -> Machine:
-    return Machine(tmp_path, data, gpus=4)
+def machine(tmp_path: Path, tiny_data: Path) -> Machine:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    return Machine(tmp_path, tiny_data, gpus=4)
 
 
 def run(machine: Machine, *more: str, timeout: int = TIMEOUT) -> list[str]:
@@ -83,6 +91,7 @@ def require(pair: Pair, ends: list[End], case: Case, name: str) -> None:
         assert end.code == case.code and case.says in end.last, (end.code, end.seconds, end.output[-3000:])
         assert end.blamed == case.blamed, (end.blamed, end.last)
         assert end.seconds < case.seconds
+    assert all(words in ends[0].last for words in case.advice)
     assert all(not children(process.pid) for process in pair.processes)  # no process is left on either machine
     row = {"fault": name, "says": ends[0].last, "blamed": ends[0].blamed, "codes": [end.code for end in ends],
            "seconds": [round(end.seconds, 1) for end in ends]}  # fmt: skip
@@ -96,35 +105,13 @@ def require(pair: Pair, ends: list[End], case: Case, name: str) -> None:
 )
 def test_a_fault_in_a_step_is_named_on_every_machine(machine: Machine, name: str) -> None:
     case = FAULTS[name]
-    words = run(machine, timeout=PATIENT if case.seconds == SOON else TIMEOUT)
+    if case.finite:
+        machine.settings["NULL_DEVICE_TRUE"] = "1"
+    words = run(machine, *case.more, timeout=PATIENT if case.seconds == SOON else TIMEOUT)
     with started(machine, words, case.fault) as pair:
         pair.until_settled("run", 300)
         pair.when.touch()
         require(pair, pair.ends(case.seconds + 60), case, name)
-
-
-def test_a_gpu_without_memory_is_reported_with_what_to_set(machine: Machine) -> None:
-    """Another process takes the memory of a step. That machine is healthy, so the next start may use it."""
-    case = Case("2:memory", "rank 2 on node-1: step", 70, SOON, "")
-    more = ("phases.short.batch_rows=32", "phases.short.microbatch_tokens=512")
-    with started(machine, run(machine, *more, timeout=PATIENT), case.fault) as pair:
-        pair.until_settled("run", 300)
-        pair.when.touch()
-        ends = pair.ends(case.seconds + 60)
-        require(pair, ends, case, "a GPU without memory")
-    assert "ran out of memory with microbatches of 8 rows of 64 tokens" in ends[0].last
-    assert "`nvidia-smi` says who" in ends[0].last and "phases.short.microbatch_tokens=256" in ends[0].last
-
-
-def test_a_number_that_is_not_finite_and_does_not_come_again_blames_its_machine(machine: Machine) -> None:
-    """If all ranks learn of the number and repeat the step: a faulty GPU must not be used again at each start."""
-    words = "rank 2, microbatch 0, nothing wrong when computed again, which points to the hardware of node-1"
-    case = Case("2:nan", words, 70, SOON, "node-1")
-    machine.settings["NULL_DEVICE_TRUE"] = "1"  # all other values are right
-    with started(machine, run(machine, timeout=PATIENT), case.fault) as pair:
-        pair.until_settled("run", 300)
-        pair.when.touch()
-        require(pair, pair.ends(case.seconds + 60), case, "a loss that is not finite")
 
 
 def test_compiled_ranks_hear_of_an_error(machine: Machine) -> None:

@@ -7,14 +7,14 @@ hour is lost.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cuda_build.null import environment
+from tests.cuda_build.front_door import Machine
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(3000)]
@@ -35,22 +35,24 @@ SHARED = ("shared-ddp", "shared-fsdp2", "shared-compiled", "shared-muon", "share
 COLLECTIVES = ("shared-collectives", "shared-collectives-4")
 
 
+def rehearse(folder: Path, gpus: int, *words: str) -> tuple[subprocess.CompletedProcess[str], Path, dict[str, Any]]:
+    """Rehearse the hour, and require that all rules of CUDA and NCCL are kept.
+
+    Returns:
+        Its process, its folder, and its parts by name.
+    """
+    machine = Machine(folder, folder, gpus, settings={"NULL_DEVICE_GB": "200"})
+    command = [sys.executable, "-m", "benchmarks.first_gpu_hour", "--rehearse", "--out", str(folder / "hour"), *words]
+    done = subprocess.run(command, cwd=ROOT, env=machine.environment(), capture_output=True, text=True)
+    assert machine.faults == []
+    parts = json.loads((folder / "hour/summary.json").read_text())["parts"]
+    return done, folder / "hour", {part["name"]: part for part in parts}
+
+
 def test_two_and_four_ranks_on_one_gpu(tmp_path: Path) -> None:
     """All uses of NCCL that are possible with a single GPU; comparisons of values fail, as they must."""
-    out, faults = tmp_path / "hour", tmp_path / "faults"
-    machine = {
-        "NULL_DEVICES": "1", "NULL_DEVICE_GB": "200", "NULL_DEVICE_FAULTS": str(faults), "CUDA_VISIBLE_DEVICES": "0",
-        "NULL_NCCL": str(tmp_path / "nccl"),
-    }  # fmt: skip
     parts = ("text", "one-varlen", "one-muon", *COLLECTIVES, *SHARED)
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.first_gpu_hour", "--rehearse", "--out", str(out), "--only", *parts],
-        cwd=ROOT,
-        env=os.environ | environment() | machine,
-        capture_output=True,
-        text=True,
-    )
-    found = {part["name"]: part for part in json.loads((out / "summary.json").read_text())["parts"]}
+    done, out, found = rehearse(tmp_path, 1, "--only", *parts)
     assert {name: found[name]["outcome"] for name in SHARED} == dict.fromkeys(SHARED, "passed"), done.stdout
     for name in COLLECTIVES:  # except a barrier, which exchanges no values; short messages may be right by chance
         assert found[name]["outcome"] == "failed" and FAILS[name] in found[name]["reason"], found[name]
@@ -59,27 +61,11 @@ def test_two_and_four_ranks_on_one_gpu(tmp_path: Path) -> None:
     for name in (*COLLECTIVES, *SHARED):
         log = (out / f"parts/{name}.log").read_text()
         assert "compute on the same GPU" in log and "does not measure speed" in log
-    assert not faults.exists(), faults.read_text()
 
 
 def test_the_whole_hour_on_two_gpus(tmp_path: Path) -> None:
-    out, faults = tmp_path / "hour", tmp_path / "faults"
-    machine = {
-        "NULL_DEVICES": "2",
-        "NULL_DEVICE_GB": "200",
-        "NULL_DEVICE_FAULTS": str(faults),
-        "NULL_NCCL": str(tmp_path / "nccl"),
-        "CUDA_VISIBLE_DEVICES": "0,1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.first_gpu_hour", "--rehearse", "--out", str(out)],
-        cwd=ROOT,
-        env=os.environ | environment() | machine,
-        capture_output=True,
-        text=True,
-    )
+    done, out, parts = rehearse(tmp_path, 2)
     assert done.returncode == 1, f"{done.stdout}\n{done.stderr}"
-    parts = {part["name"]: part for part in json.loads((out / "summary.json").read_text())["parts"]}
     for name, part in parts.items():
         expected = "failed" if name in FAILS else "skipped" if name in MORE_GPUS else "passed"
         assert part["outcome"] == expected, part
@@ -88,7 +74,6 @@ def test_the_whole_hour_on_two_gpus(tmp_path: Path) -> None:
     assert parts["all-ddp"]["reason"] == "all GPUs are two here: see the parts two-..."
     unread = {name for name, part in parts.items() if not part["numbers"] and name not in MORE_GPUS}
     assert unread == {"text", "drawn-text"}
-    assert not faults.exists(), faults.read_text()
     text = (out / "summary.md").read_text()
     assert text.startswith("# First GPU hour, rehearsed: ") and "2 x NVIDIA H100" in text
     assert {file.name for file in out.iterdir()} == {"parts", "work", "summary.md", "summary.json"}

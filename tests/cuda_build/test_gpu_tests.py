@@ -51,17 +51,10 @@ PLANTED = (
 def outcomes(device: str, planted: str = "") -> str:
     """Return pytest's output of all tests with this setup: on the CPU, on the CPU with the plain kernel instead of a
     GPU kernel, or on the null device."""
-    library = null.build()
-    folder = str(library.parent)
-    where = {
-        "LD_PRELOAD": str(library),
-        "LD_LIBRARY_PATH": folder,
-        "TRITON_LIBCUDA_PATH": folder,
-        "NULL_DEVICE_GB": "200",
-    }
-    here = where if device == "null" else {"MODERNBERT_TEST_DEVICE": "cpu"}
+    on_cpu = {"MODERNBERT_TEST_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(null.ROOT)}
+    here = null.environment() | {"NULL_DEVICE_GB": "200"} if device == "null" else on_cpu
     mistakes = " + ".join(filter(None, (device if device == STAND_IN else "", planted)))
-    environment = os.environ | here | {"PLANTED": mistakes, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(null.ROOT)}
+    environment = os.environ | here | {"PLANTED": mistakes}
     chosen = {test for at, test, mistake in PLANTED if at == device and planted in ("", mistake)}
     if device == "null" and not planted:
         chosen |= {f"{MEMORY}[compiled]"}

@@ -6,7 +6,6 @@ from the null device (null_faults.c), or is a signal.
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -20,7 +19,6 @@ from pathlib import Path
 
 from modernbert_train.distributed.launched import BLAMED
 from tests.cuda_build.front_door import Machine
-from tests.cuda_build.null import environment
 from tests.support.paths import ROOT
 
 GPUS = 2  # in each machine
@@ -118,20 +116,15 @@ class Pair:
 @contextmanager
 def started(machine: Machine, words: Sequence[str], fault: str = "", fault_seconds: float = 1) -> Iterator[Pair]:
     """Start both launchers of a run, and end them with the context."""
-    meeting = machine.folder / "nccl"
-    meeting.unlink(missing_ok=True)
+    (machine.folder / "nccl").unlink(missing_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     pair = Pair(machine, [])
     for node in range(2):
-        gpus = range(GPUS * node, GPUS * (node + 1))
-        settings = environment() | {
-            "NULL_DEVICES": str(2 * GPUS),
+        gpus = ",".join(map(str, range(GPUS * node, GPUS * (node + 1))))
+        settings = machine.environment(gpus) | {
             "NULL_DEVICE_WORKS": "1",
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)),
-            "NULL_NCCL": str(meeting),
-            "NULL_DEVICE_FAULTS": str(machine.folder / "faults"),
             "NULL_FAULT": fault,
             "NULL_FAULT_WHEN": str(pair.when),
             "NULL_FAULT_SECONDS": str(fault_seconds),
@@ -146,7 +139,7 @@ def started(machine: Machine, words: Sequence[str], fault: str = "", fault_secon
                 subprocess.Popen(
                     [*_INSIDE, *command, *words, *place],
                     cwd=ROOT,
-                    env=os.environ | settings | machine.settings,
+                    env=settings,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                 )

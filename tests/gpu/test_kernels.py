@@ -7,25 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.batches import lay_out
-from modernbert_train.batch import Order, Packed
+from modernbert_train.batch import Order
 from modernbert_train.config.schema import DebertaConfig
 from modernbert_train.models.attention import KERNELS, flash, sdpa
 from modernbert_train.models.attention.visible import Visible
-from tests.support.attention import given
+from tests.support.attention import given, packed
 from tests.support.encoders import build
-from tests.support.gpu_parts import DEVICE, GPU_TEST
+from tests.support.gpu_parts import DEVICE, GPU_TEST, need_kernel
 
 pytestmark = GPU_TEST
 
 # relative error of a gradient: rounding of the inputs and of the scores, with a margin
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
-
-
-def packed(lengths: list[int], spare: int) -> Packed:
-    total = sum(lengths)
-    boundaries = [0, *torch.tensor(lengths).cumsum(0).tolist(), *[total] * spare]
-    return lay_out(torch.zeros(total, dtype=torch.int64), boundaries).to(DEVICE)
 
 
 @pytest.mark.parametrize("order", ["all", "causal", "given"])
@@ -49,7 +42,7 @@ def test_kernel_equals_sdpa(
     flash.switch_back()  # or `varlen` were the third after `flash`
     if (reason := kernel.support(DEVICE, dtype, order)) is not None:
         pytest.skip(reason)
-    line = given(lengths, spare).to(DEVICE) if order == "given" else packed(lengths, spare)
+    line = (given if order == "given" else packed)(lengths, spare).to(DEVICE)
     visible = Visible.around(64, order)
     qkv = torch.randn(sum(lengths), 3, 2, 64, device=DEVICE).to(dtype).requires_grad_()
     out = kernel.attend(*qkv.unbind(1), kernel.prepare(line, visible), window)
@@ -65,12 +58,11 @@ def test_kernel_equals_sdpa(
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_token_sees_64_to_each_side_and_no_more(name: str) -> None:
     """local_attention=128 includes distance 64 and excludes 65, for any kernel."""
+    need_kernel(name, bf16=True)
     kernel = KERNELS[name]
-    if (reason := kernel.support(DEVICE, torch.bfloat16)) is not None:
-        pytest.skip(reason)
     q, k, v = torch.randn(3, 300, 1, 64, device=DEVICE, dtype=torch.bfloat16)
     v.requires_grad_()
-    out = kernel.attend(q, k, v, kernel.prepare(packed([300], 0), Visible.around(64)), window=True)
+    out = kernel.attend(q, k, v, kernel.prepare(packed([300], 0).to(DEVICE), Visible.around(64)), window=True)
     (grad,) = torch.autograd.grad(out[150].float().sum(), v)
     assert grad.abs().sum((1, 2)).nonzero().flatten().tolist() == list(range(150 - 64, 150 + 65))
 
@@ -82,7 +74,7 @@ def test_flex_looks_up_what_sdpa_adds(dtype: torch.dtype) -> None:
         vocab_size=160, hidden_size=128, num_layers=1, num_heads=2, intermediate_size=128, max_positions=1024,
         init_std=0.1, dropout=0.0,
     )  # fmt: skip
-    line = packed([1, 64, 65, 128, 129, 300, 700], 3)
+    line = packed([1, 64, 65, 128, 129, 300, 700]).to(DEVICE)
     line = replace(line, input_ids_T=torch.arange(len(line.input_ids_T), device=DEVICE) % 160)
     found = []
     for name in ("flex", "sdpa"):

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from modernbert_train.batch import Batch
+from tests.support.encoders import twin_of
 from tests.support.gpu_parts import (
+    DEVICE,
     GPU_TEST,
     ON_GPU,
     apart,
@@ -17,7 +19,6 @@ from tests.support.gpu_parts import (
     see,
     see_twin,
     small,
-    transformers_twin,
 )
 
 pytestmark = GPU_TEST
@@ -68,7 +69,8 @@ def test_the_model_equals_transformers(bf16: bool) -> None:
     config = small(local_attention=128, global_rope_theta=160_000.0, **(shape if ON_GPU else {}))
     model = build(config)
     batch = make_batch(DOCUMENTS, 1024, config.vocab_size)
-    twin = transformers_twin(model, 1024)
+    twin = twin_of(model).to(DEVICE)
+    twin.set_attn_implementation("sdpa")
     exact = see_twin(twin, batch, DOCUMENTS, bf16=False)
     used = sum(DOCUMENTS)
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
-from modernbert_train.__main__ import read_run
 from modernbert_train.train import session
-from tests.support.gloo import HOST
+from tests.support.ranks import train_each
 
 Sizes = dict[str, list[int]]  # kind of collective -> numbers in the whole tensor, of each call
 
@@ -74,20 +71,12 @@ def count_steps(runs: list[list[str]], step: int) -> list[Counted]:
                 self.profile.stop()
                 self.microbatches = len(state.batch.microbatches)
 
-    counted = []
-    rank, num_ranks, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
-    plugins = session.build_callbacks
-    for number, words in enumerate([*runs, None]):
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        store = dist.PrefixStore(f"run{number}", dist.TCPStore(HOST, port, is_master=False))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=timedelta(seconds=60))
-        if words is None:  # the last group is for run_ranks to end
-            break
-        recorder = Recorder()
-        session.build_callbacks = lambda *args, recorder=recorder: [recorder]
-        session.train(read_run(words))
-        sizes = collectives(recorder.profile)
-        counted.append(Counted(sizes, recorder.microbatches, recorder.gradients))
-    session.build_callbacks = plugins
-    return counted
+    recorders: list[Recorder] = []
+
+    def record(*_: Any) -> list[Recorder]:
+        recorders.append(Recorder())
+        return recorders[-1:]
+
+    with patch.object(session, "build_callbacks", record):
+        train_each(runs, of_meshes=False)
+    return [Counted(collectives(each.profile), each.microbatches, each.gradients) for each in recorders]

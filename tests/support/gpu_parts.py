@@ -1,4 +1,4 @@
-"""Common parts of the tests on a GPU: the device, a mark, models, batches of fixed shape, and transformers' twin.
+"""Common parts of the tests on a GPU: the device, a mark, models, and batches of fixed shape.
 
 `MODERNBERT_TEST_DEVICE=cpu pytest -m gpu tests/gpu` runs the tests that are meaningful without a GPU, with a CPU's
 kernels and at smaller sizes: to try a test before a GPU is available.
@@ -27,10 +27,7 @@ from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 DEVICE = torch.device(os.environ.get("MODERNBERT_TEST_DEVICE", "cuda"))
 ON_GPU = DEVICE.type == "cuda" and torch.cuda.is_available()
-GPU_TEST = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(DEVICE.type == "cuda" and not ON_GPU, reason="needs a CUDA device"),
-]
+GPU_TEST = [pytest.mark.gpu, pytest.mark.skipif(DEVICE.type == "cuda" and not ON_GPU, reason="needs a CUDA device")]
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA device")
 
 PAD = 1
@@ -125,34 +122,6 @@ def apart(found: Seen, exact: Seen) -> dict[str, float]:
     pairs = {"hidden": (found[0], exact[0]), "loss": (found[1], exact[1])}
     pairs |= {name: (found[2][name], exact[2][name]) for name in exact[2]}
     return {name: float((one - other).norm() / other.norm()) for name, (one, other) in pairs.items()}
-
-
-def transformers_twin(model: ModernBertForMaskedLM, row_tokens: int) -> Any:
-    """transformers' model with the same weights and torch's own attention, on the device."""
-    transformers = pytest.importorskip("transformers")
-    config = model.config
-    thetas = {"full_attention": config.global_rope_theta, "sliding_attention": config.local_rope_theta}
-    twin = transformers.ModernBertForMaskedLM(
-        transformers.ModernBertConfig(
-            vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            max_position_embeddings=row_tokens,
-            local_attention=config.local_attention,
-            norm_eps=config.norm_eps,
-            rope_parameters={kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
-            pad_token_id=PAD,
-            cls_token_id=2,
-            sep_token_id=3,
-            bos_token_id=2,
-            eos_token_id=3,
-            attn_implementation="sdpa",
-        )
-    )
-    twin.load_state_dict(model.state_dict())
-    return twin.to(DEVICE).train()
 
 
 def see_twin(twin: Any, batch: Batch, documents: Sequence[int], bf16: bool) -> Seen:

@@ -44,10 +44,8 @@ def kept_bytes(model: nn.Module) -> Iterator[dict[int, int]]:
         yield found
 
 
-@contextmanager
-def autocast(bf16: bool) -> Iterator[None]:
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        yield
+def autocast(bf16: bool) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=bf16)
 
 
 def running_total(record: Any) -> list[int]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -17,12 +19,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on Python's path; its modules are unloaded afterwards."""
     (tmp_path / "lib").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "lib")
-    tables = {section: dict(table) for section, table in VARIANTS.items()}
-    yield tmp_path / "lib"
+    with ExitStack() as restored:
+        for table in VARIANTS.values():
+            restored.enter_context(patch.dict(table))
+        yield tmp_path / "lib"
     forget(tmp_path / "lib")
-    for section, table in VARIANTS.items():
-        table.clear()
-        table.update(tables[section])
 
 
 def forget(lib: Path) -> None:

@@ -18,7 +18,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 
 
-def flexbert_settings(config: ModernBertConfig, theta: float, local_theta: float) -> dict[str, Any]:
+def flexbert_settings(config: ModernBertConfig) -> dict[str, Any]:
     """Return that code's model_config for one of our architectures, with the keys inherited from bert-base."""
     return {
         "vocab_size": config.vocab_size,
@@ -28,8 +28,8 @@ def flexbert_settings(config: ModernBertConfig, theta: float, local_theta: float
         "intermediate_size": config.intermediate_size,
         "global_attn_every_n_layers": config.global_attn_every_n_layers,
         "sliding_window": config.local_attention,
-        "rotary_emb_base": theta,
-        "local_attn_rotary_emb_base": local_theta,
+        "rotary_emb_base": 10_000.0,
+        "local_attn_rotary_emb_base": -1,  # the global one
         "rotary_emb_dim": None,
         "rotary_emb_scale_base": None,
         "rotary_emb_interleaved": False,
@@ -96,7 +96,7 @@ class FlexBertForMaskedLM(transformers.PreTrainedModel):
 
 
 def write_reference_checkpoint(
-    folder: Path, config: ModernBertConfig, tokenizer: Path | None, *, theta: float = 10_000.0, local_theta: float = -1
+    folder: Path, config: ModernBertConfig, tokenizer: Path | None
 ) -> tuple[Path, dict[str, Tensor]]:
     """Train two batches with Composer and let it save.
 
@@ -105,7 +105,6 @@ def write_reference_checkpoint(
         config: the architecture.
         tokenizer: a tokenizer folder, stored in the file; None: Composer holds the model without transformers' wrapper,
             and configuration and tokenizer are not in the file.
-        theta, local_theta: as the reference writes them; a local base of -1 means the global one.
 
     Returns:
         The file, and its weights under our names, without decoder.weight.
@@ -119,7 +118,7 @@ def write_reference_checkpoint(
 
     ours = ModernBertForMaskedLM(config)
     initialize(ours, config, seed=7)
-    model = FlexBertForMaskedLM(FlexBertConfig(**flexbert_settings(config, theta, local_theta)), ours)
+    model = FlexBertForMaskedLM(FlexBertConfig(**flexbert_settings(config)), ours)
     if tokenizer is not None:
         wrapped = HuggingFaceModel(
             model,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,17 @@ def launch(words: list[str], ranks: int = 2) -> None:
     command = [sys.executable, str(ROOT / "launch/run.py"), *words, "--ranks", str(ranks)]
     done = forked.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def assert_alike(folder: Path, expected: Path, apart: Mapping[str, float], least: int) -> None:
+    """Assert that all steps of two runs have equal tokens, and finite values no further apart than these shares."""
+    found, wanted = records(folder), records(expected)
+    assert len(found) == len(wanted) >= least
+    for one, other in zip(found, wanted, strict=True):
+        assert one["tokens"] == other["tokens"]
+        for key, share in apart.items():
+            assert math.isfinite(one[key]), (one["step"], key)
+            assert one[key] == pytest.approx(other[key], rel=share), (one["step"], key)
 
 
 def assert_same_run(folder: Path, expected: Path) -> None:

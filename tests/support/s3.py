@@ -29,6 +29,7 @@ class Store:
     """
 
     def __init__(self) -> None:
+        from boto3.session import Session
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -39,7 +40,8 @@ class Store:
         self.faults_left = 0
         self._ended = threading.Event()
         self.start(0)
-        self._client = self.connect()
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+        self._client: Any = Session().client("s3", endpoint_url=self.url, **keys)
         self._client.create_bucket(Bucket=BUCKET)
 
     def start(self, port: int) -> None:
@@ -64,12 +66,6 @@ class Store:
         keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
         for name, value in {**keys, "AWS_EC2_METADATA_DISABLED": "true", "S3_ENDPOINT_URL": self.url}.items():
             monkeypatch.setenv(name, value)
-
-    def connect(self) -> Any:
-        from boto3.session import Session
-
-        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-        return Session().client("s3", endpoint_url=self.url, **keys)
 
     def upload(self, folder: Path, name: str) -> str:
         """Store the files of a folder and its subfolders; returns its URL."""
@@ -102,9 +98,7 @@ class Store:
         if bucket != BUCKET or not key:
             return self._moto(environ, start_response)
         self.downloads[key] += environ["REQUEST_METHOD"] == "GET"
-        if environ["REQUEST_METHOD"] != self.faulty_method:
-            return self._moto(environ, start_response)
-        if self.fault is None or self.faults_left <= 0:
+        if environ["REQUEST_METHOD"] != self.faulty_method or self.fault is None or self.faults_left <= 0:
             return self._moto(environ, start_response)
         self.faults_left -= 1
         if self.fault == "hang":

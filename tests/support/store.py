@@ -21,7 +21,7 @@ def server() -> Iterator[Store]:
 @pytest.fixture
 def store(server: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     server.is_the_one(monkeypatch)
-    server.fault, server.faults_left = None, 0
+    server.fault, server.faults_left, server.faulty_method = None, 0, "GET"
     server.downloads.clear()
     forget()
     yield server
