@@ -33,11 +33,14 @@ from tests.curves.curves import read_recorded
 from tests.support.bounds import MAX_MODULES
 from tests.support.paths import ROOT
 
-NUMBERS = ("six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen")  # from 6
+NUMBERS = (
+    "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen",
+    "seventeen", "eighteen",
+)  # fmt: skip
 
 
 def in_words(number: int) -> str:
-    """Return a number from 6 to 15 in words."""
+    """Return a number from 6 on in words."""
     return NUMBERS[number - 6]
 
 
