@@ -85,7 +85,7 @@ def reference() -> str:
         for section in found:
             parts += _written(section)
     parts.append("## Keys that have another name now\n\n| old | new |\n| --- | --- |")
-    parts += [f"| `{old}` | `{new}` |" for old, new in _named(RENAMED).items()]
+    parts += [f"| `{old}` | `{new}` |".replace("*", "<name>") for old, new in RENAMED.items()]
     return "\n".join(parts) + "\n"
 
 
@@ -117,7 +117,9 @@ def _written(section: _Section) -> Iterator[str]:
     comments, hints = _comments(section.schema), typing.get_type_hints(section.schema)
     if section.path:
         yield f"### {section.title(section.path)}\n"
-        yield f"{_prose(_docstring(section.schema))}\n"
+        docstring = ast.get_docstring(_source(section.schema)[1])  # dataclasses generate one where it is missing
+        assert docstring is not None, f"{section.schema.__qualname__} lacks a docstring"
+        yield f"{_prose(docstring)}\n"
         if section.note:
             yield f"{_prose(section.note)}\n"
     for field in dataclasses.fields(section.schema):
@@ -156,14 +158,6 @@ def _source(schema: type) -> tuple[list[str], ast.ClassDef]:
     [node] = ast.parse(source).body
     assert isinstance(node, ast.ClassDef)
     return source.splitlines(), node
-
-
-def _docstring(schema: type) -> str:
-    """Return the docstring in the source; dataclasses generate one where it is missing."""
-    text = ast.get_docstring(_source(schema)[1])
-    if text is None:
-        raise ValueError(f"{schema.__qualname__} (the page of every key): the docstring is missing. Write one.")
-    return text
 
 
 def _comments(schema: type) -> dict[str, str]:
@@ -232,10 +226,6 @@ def _changes(facts: Knob) -> Iterator[str]:
         yield "may change at a restart"
     if facts.local:
         yield "may differ between machines"
-
-
-def _named(renamed: dict[str, str]) -> dict[str, str]:
-    return {old.replace("*", "<name>"): new.replace("*", "<name>") for old, new in renamed.items()}
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
