@@ -186,27 +186,19 @@ def _dataclass(hint: Any) -> type | None:
     return next((found for part in typing.get_args(hint) if (found := _dataclass(part)) is not None), None)
 
 
-def _kind(hint: Any) -> str:
-    """Describe the accepted values."""
+def _kind(hint: Any, many: bool = False) -> str:
+    """Describe the accepted values, or several of them."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return ", ".join(f"`{part}`" for part in parts)
     if origin is dict:
-        return f"a mapping of names to {_several(parts[-1])}"
+        return f"{'mappings' if many else 'a mapping'} of names to {_kind(parts[-1], True)}"
     if origin in (list, tuple):
-        number = len(parts) if origin is tuple and parts[-1] is not Ellipsis else ""
-        return f"a list of {number} {_several(parts[0])}".replace("  ", " ")
+        number = f"{len(parts)} " if origin is tuple and parts[-1] is not Ellipsis else ""
+        return f"{'lists' if many else 'a list'} of {number}{_kind(parts[0], True)}"
     if parts:
         return " or ".join(_kind(part) for part in parts if part is not type(None)) + " or null"
-    return _WORDS[hint][0]
-
-
-def _several(hint: Any) -> str:
-    if typing.get_origin(hint) is dict:
-        return f"mappings of names to {_several(typing.get_args(hint)[-1])}"
-    if typing.get_origin(hint) is list:
-        return f"lists of {_several(typing.get_args(hint)[0])}"
-    return _WORDS[hint][1]
+    return _WORDS[hint][many]
 
 
 _WORDS: dict[Any, tuple[str, str]] = {
