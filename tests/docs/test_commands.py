@@ -1,8 +1,8 @@
 """Every command of every page is run, and must do the same as on the page.
 
-They run in one folder (home.py), index.md's first, which train the run that other pages use. Commands that need other
-programs are run by a separate test, named in ELSEWHERE; commands that need a cluster, GPUs, the network or an account
-are marked so on the page.
+The commands of a page run in a copy of a reader's folder (home.py) after those of index.md, which train the run that
+other pages use. Commands that need other programs are run by a separate test, named in ELSEWHERE; commands that need a
+cluster, GPUs, the network or an account are marked so on the page.
 """
 
 from __future__ import annotations
@@ -57,12 +57,8 @@ ALL = {page.name: commands(page) for page in PAGES}
 
 
 def to_run(page: str) -> list[Command]:
-    """The commands of a page that are run here; the README's are run by its own test, word for word."""
-    return [each for each in ALL[page] if each.needs is None and each.text not in ELSEWHERE and not _in_readme(each)]
-
-
-def _in_readme(command: Command) -> bool:
-    return "loggers.wandb" in command.text and command in commands(ROOT / "README.md")
+    """The commands of a page that are run here."""
+    return [each for each in ALL[page] if each.needs is None and each.text not in ELSEWHERE]
 
 
 @pytest.fixture(scope="module")
