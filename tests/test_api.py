@@ -31,6 +31,7 @@ from modernbert_train import (
 )
 from tests.docs.notebook import page
 from tests.support.paths import ROOT
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
 
@@ -44,8 +45,15 @@ def test_no_name_is_a_folder_of_the_package() -> None:
 
 
 @pytest.mark.runs
-def test_importing_it_imports_no_torch() -> None:
-    code = "import sys; from modernbert_train import load_config, check_run; assert 'torch' not in sys.modules"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from modernbert_train import load_config, check_run",
+        "from modernbert_train.collate import pack; assert pack([3, 4], 8)",
+    ],
+)
+def test_what_needs_no_torch_imports_none(code: str) -> None:
+    code += "; import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
 
 
@@ -122,8 +130,7 @@ def test_a_callback_of_the_program_hears_a_run_and_its_resumption(tiny_run: Tiny
     assert first.events == ["fit_start"] and second.events == ["fit_start", "fit_end"]
     assert [*first.losses] == [1, 2, 3, 4, 5] and [*second.losses][:2] == [4, 5]
     assert first.losses[4] == second.losses[4]
-    lines = (tmp_path / "runs/tiny/metrics.jsonl").read_text().splitlines()
-    steps = {line["step"]: line["loss"] for line in map(json.loads, lines) if line["kind"] == "step"}
+    steps = {line["step"]: line["loss"] for line in records(tmp_path / "runs/tiny")}
     assert steps == pytest.approx(first.losses | second.losses)
 
 

@@ -6,7 +6,6 @@ with the schema, and its quoted errors are searched for in the source.
 
 from __future__ import annotations
 
-import ast
 import html
 import json
 import re
@@ -34,7 +33,7 @@ from modernbert_train.errors import ConfigError
 from tests.docs.figures import FIGURES, RACE, Figure, pattern_of, race_picture
 from tests.support.pages import PAGES, blocks, commands
 from tests.support.paths import ROOT
-from tests.support.program_texts import texts_of
+from tests.support.program_texts import messages
 
 NEEDY = [command for page in PAGES for command in commands(page) if command.needs == "GPUs"]
 
@@ -58,26 +57,16 @@ def test_yaml_that_is_shown_has_keys_and_values_that_are_taken(page: str, block:
     file = tmp_path / "shown.yaml"
     file.write_text(block, encoding="utf-8")
     tree = yaml.safe_load(block)
-    kinds = {
-        "pairs": PairsConfig,
-        "space": SweepConfig,
-        "executor": PrepareConfig,
-        "decontaminate": PrepareConfig,
-        "sources": PrepareConfig,
-        "streams": PrepareConfig,
-        "kind": TaskConfig,
-        "positive_column": RetrievalConfig,
-    }
+    kinds = {"pairs": PairsConfig, "space": SweepConfig}
+    kinds |= dict.fromkeys(("executor", "decontaminate", "sources", "streams"), PrepareConfig)
+    kinds |= {"kind": TaskConfig, "positive_column": RetrievalConfig}
     schema = next((each for key, each in kinds.items() if key in tree), RunConfig)
-    assert [line for line in _mistakes(schema, file) if ": missing. It has no default" not in line] == []
-
-
-def _mistakes(schema: type[Any], file: Path) -> list[str]:
+    mistakes = ""
     try:
         load_typed(schema, [file])
     except ConfigError as error:
-        return str(error).splitlines()
-    return []
+        mistakes = str(error)
+    assert [line for line in mistakes.splitlines() if ": missing. It has no default" not in line] == []
 
 
 KEYS = re.findall(r"^#### `([\w.<>]+)`", (ROOT / "docs/config.md").read_text(encoding="utf-8"), re.MULTILINE)
@@ -119,12 +108,10 @@ def quoted_errors() -> list[str]:
 @pytest.mark.runs
 def test_every_error_that_is_quoted_is_reported_by_the_program() -> None:
     """Users search the page for the words on the screen. `...` is any text; the rest must be in one file."""
-    files = [path for top in ("modernbert_train", "launch", "data_prep") for path in (ROOT / top).rglob("*.py")]
-    said = {path: "\n".join(texts_of(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
     assert len(quoted_errors()) > 45
     for quote in quoted_errors():
         parts = [part.strip() for part in quote.split("...") if len(part.strip()) > 2]
-        assert parts and any(all(part in text for part in parts) for text in said.values()), quote
+        assert parts and any(all(part in text for part in parts) for text in messages().values()), quote
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.name)

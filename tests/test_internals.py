@@ -5,8 +5,8 @@ If this breaks, an upgrade has moved something: the failure names it, and its li
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import pkgutil
 from typing import Any
 
 import pytest
@@ -17,22 +17,9 @@ from modernbert_train.core import torch_internals
 from modernbert_train.train import composer_internals
 
 
-def owner_of(path: str) -> tuple[Any, str]:
-    """The module or class that holds an attribute, and its name there."""
-    parts = path.split(".")
-    for end in range(len(parts) - 1, 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:end]))
-        except ImportError:
-            continue
-        for name in parts[end:-1]:
-            found = getattr(found, name)
-        return found, parts[-1]
-    raise ImportError(path)
-
-
 def signature_of(path: str) -> str:
-    owner, name = owner_of(path)
+    place, _, name = path.rpartition(".")
+    owner = pkgutil.resolve_name(place)
     static = inspect.getattr_static(owner, name, None)
     if static is None or (
         isinstance(owner, type) and not callable(getattr(owner, name)) and not isinstance(static, property)
@@ -49,12 +36,8 @@ def signature_of(path: str) -> str:
 @pytest.mark.runs
 @pytest.mark.parametrize("library", [composer_internals, torch_internals, optuna_internals], ids=lambda m: m.__name__)
 def test_what_is_private_is_still_there(library: Any) -> None:
-    patched = {
-        "get_cpu_model",
-        "meta_init",
-        "get_device",
-        "prepare_ddp_module",
-    }  # an earlier test may have installed the patches
+    # an earlier test may have installed the patches
+    patched = {"get_cpu_model", "meta_init", "get_device", "prepare_ddp_module"}
     moved = {}
     for path, expected in library.INTERNALS.items():
         found = signature_of(path)

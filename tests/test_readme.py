@@ -16,19 +16,14 @@ import yaml
 
 from modernbert_train.__main__ import main
 from modernbert_train.cli.verbs import BY_NAME
-from tests.support.pages import commands
+from tests.support.pages import commands, typed
 from tests.support.paths import ROOT
+from tests.support.runs import metrics
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 HOURS = re.compile(r"--hours \d+")  # the test takes seconds instead
 # `make` itself is not run from a test: `make test` is running, and the test runs the commands of `make quickstart`.
 MAKE = ("make quickstart", "make test")
-
-
-def readme_commands() -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line]
 
 
 def shorter(tokens: re.Match[str]) -> str:
@@ -88,16 +83,14 @@ def test_quickstart_goes_from_the_standard_library_to_a_model_that_transformers_
     assert quickstart.count("%   ") >= 12  # five fills for each of three texts
 
     folder = copy / "runs/quickstart"
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [entry for entry in entries if entry["kind"] == "step"]
+    steps = metrics(folder, "step")
     promised = ["step", "phase", "tokens", "rows", "loss", "lr", "grad_norm", "tokens_per_second", "packing_efficiency"]
     assert all(key in step for step in steps for key in promised)
     assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
-    assert list(dict.fromkeys(step["phase"] for step in steps)) == ["stable", "context", "decay"]
+    for entries in (steps, metrics(folder, "validation")):
+        assert list(dict.fromkeys(entry["phase"] for entry in entries)) == ["stable", "context", "decay"]
     assert len({step["rows"] for step in steps if step["phase"] == "stable"}) > 1  # the batch grew
     assert steps[-1]["row_tokens"] > steps[0]["row_tokens"] and steps[-1]["lr"] < steps[len(steps) // 2]["lr"]
-    validation = [entry for entry in entries if entry["kind"] == "validation"]
-    assert list(dict.fromkeys(entry["phase"] for entry in validation)) == ["stable", "context", "decay"]
 
     report = (folder / "report.html").read_text()
     assert "What trained it" in report and "http://" not in report.replace("http://www.w3.org", "")
@@ -119,11 +112,7 @@ def test_the_first_minute_is_a_model_that_has_learnt_something(copy: Path) -> No
     """Unshortened: a newcomer who tries `--tiny` first sees a loss below the unigram loss, or leaves."""
     output = run("python -m modernbert_train pretrain --preset quickstart --tiny", copy)
     assert "better by" in output and "training: half a minute" in output
-    validations = [
-        entry
-        for line in (copy / "runs/quickstart-tiny/metrics.jsonl").read_text().splitlines()
-        if (entry := json.loads(line))["kind"] == "validation"
-    ]
+    validations = metrics(copy / "runs/quickstart-tiny", "validation")
     assert validations[-1]["loss"] < validations[-1]["unigram_loss"] - 0.2
 
     from transformers import AutoModelForMaskedLM
@@ -137,9 +126,9 @@ def test_the_first_minute_is_a_model_that_has_learnt_something(copy: Path) -> No
 @pytest.mark.usefixtures("quickstart")
 def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
     """A command that only works on its author's machine is the first thing a newcomer meets."""
-    commands = readme_commands()
-    assert [command for command in commands if command in MAKE] == list(MAKE)
-    others = [command for command in commands if command not in MAKE]
+    every = [line.split("  #")[0] for line in typed(ROOT / "README.md")]
+    assert [command for command in every if command in MAKE] == list(MAKE)
+    others = [command for command in every if command not in MAKE]
     assert len(others) > 6 and "modernbert-train doctor" in others and any(HOURS.search(command) for command in others)
     for command in others:
         run(HOURS.sub("--size tiny --tokens 60k --yes", command), copy)
@@ -181,5 +170,5 @@ def test_the_skill_has_its_form_and_every_command_of_it_is_a_verb() -> None:
     text = (ROOT / "SKILL.md").read_text(encoding="utf-8")
     head = yaml.safe_load(text.split("---\n")[1])
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", head["name"]) and 0 < len(head["description"]) <= 1024
-    typed = re.findall(r"\$P ([a-z]+)", text)
-    assert len(typed) > 12 and {*typed} <= BY_NAME.keys()
+    verbs = re.findall(r"\$P ([a-z]+)", text)
+    assert len(verbs) > 12 and {*verbs} <= BY_NAME.keys()

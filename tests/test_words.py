@@ -16,7 +16,7 @@ import pytest
 from modernbert_train.cli.verbs import VERBS, help_page, make_parser
 from tests.support.pages import PAGES
 from tests.support.paths import ROOT
-from tests.support.program_texts import texts_of
+from tests.support.program_texts import messages
 
 WORDS = tomllib.loads((ROOT / "tests/words.toml").read_text(encoding="utf-8"))
 FOUND = re.compile("|".join(rf"\b{phrase}" for phrase in WORDS["never"]), re.IGNORECASE)
@@ -41,9 +41,7 @@ def test_help_is_in_the_words_of_the_field() -> None:
 
 @pytest.mark.runs
 def test_messages_are_in_the_words_of_the_field() -> None:
-    files = [path for top in ("modernbert_train", "launch", "data_prep") for path in sorted((ROOT / top).rglob("*.py"))]
-    said = {path: "\n\n".join(texts_of(ast.parse(path.read_text(encoding="utf-8")))) for path in files}
-    assert {str(path.relative_to(ROOT)): found for path in files if (found := strange(said[path]))} == {}
+    assert {str(path): found for path, text in messages().items() if (found := strange(text))} == {}
 
 
 COUNTED = [re.compile(phrase, re.IGNORECASE) for phrase in WORDS["counted"].values()]
@@ -51,20 +49,16 @@ COUNTED = [re.compile(phrase, re.IGNORECASE) for phrase in WORDS["counted"].valu
 
 def prose(path: Path) -> Iterator[str]:
     """Yield the docstrings, comments and messages of a Python file, the lines of a page, or a YAML file's comments."""
-    text = path.read_text(encoding="utf-8")
+    source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         comment = "^" if path.suffix == ".md" else r"(?:^|\s)#"
-        yield from (found[1] for line in text.splitlines() if (found := re.search(f"{comment}(.*)", line)))
+        yield from (found[1] for line in source.splitlines() if (found := re.search(f"{comment}(.*)", line)))
         return
-    for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and " " in node.value
-            and len(node.value) > 24
-        ):
-            yield " ".join(node.value.split())
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+    for node in ast.walk(ast.parse(source)):
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        if " " in text and len(text) > 24:
+            yield " ".join(text.split())
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string.lstrip("# ")
 
@@ -123,14 +117,9 @@ def test_nothing_that_is_installed_names_a_script_of_a_checkout() -> None:
     """A wheel lacks `launch/run.py` and the Makefile, so a remedy that names one is useless. Job files may, since they
     start the program by its path in an image; launch/render.py is left out."""
     assert scripts("error: run `make venv`") and scripts("python launch/run.py RUN.yaml") and not scripts("make it")
-    files = [path for top in ("modernbert_train", "launch", "data_prep") for path in sorted((ROOT / top).rglob("*.py"))]
-    messages = {
-        str(path.relative_to(ROOT)): "\n".join(texts_of(ast.parse(path.read_text(encoding="utf-8"))))
-        for path in files
-        if path != ROOT / "launch/render.py"
-    }
+    said = {str(path): text for path, text in messages().items() if path != Path("launch/render.py")}
     texts = [*(ROOT / "yamls").rglob("*.yaml"), *(ROOT / "launch/templates").iterdir(), ROOT / "docs/config.md"]
     texts += (ROOT / "modernbert_train/config/tools/skeletons").rglob("*.*")
-    messages |= {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in texts}
-    messages |= {verb.name: make_parser(verb).format_help() for verb in VERBS}
-    assert {place: found for place, text in messages.items() if (found := scripts(text))} == {}
+    said |= {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in texts}
+    said |= {verb.name: make_parser(verb).format_help() for verb in VERBS}
+    assert {place: found for place, text in said.items() if (found := scripts(text))} == {}

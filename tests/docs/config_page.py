@@ -85,7 +85,7 @@ def reference() -> str:
         for section in found:
             parts += _written(section)
     parts.append("## Keys that have another name now\n\n| old | new |\n| --- | --- |")
-    parts += [f"| `{old}` | `{new}` |" for old, new in _named(RENAMED).items()]
+    parts += [f"| `{old}` | `{new}` |".replace("*", "<name>") for old, new in RENAMED.items()]
     return "\n".join(parts) + "\n"
 
 
@@ -117,7 +117,9 @@ def _written(section: _Section) -> Iterator[str]:
     comments, hints = _comments(section.schema), typing.get_type_hints(section.schema)
     if section.path:
         yield f"### {section.title(section.path)}\n"
-        yield f"{_prose(_docstring(section.schema))}\n"
+        docstring = ast.get_docstring(_source(section.schema)[1])  # dataclasses generate one where it is missing
+        assert docstring is not None, f"{section.schema.__qualname__} lacks a docstring"
+        yield f"{_prose(docstring)}\n"
         if section.note:
             yield f"{_prose(section.note)}\n"
     for field in dataclasses.fields(section.schema):
@@ -158,14 +160,6 @@ def _source(schema: type) -> tuple[list[str], ast.ClassDef]:
     return source.splitlines(), node
 
 
-def _docstring(schema: type) -> str:
-    """Return the docstring in the source; dataclasses generate one where it is missing."""
-    text = ast.get_docstring(_source(schema)[1])
-    if text is None:
-        raise ValueError(f"{schema.__qualname__} (the page of every key): the docstring is missing. Write one.")
-    return text
-
-
 def _comments(schema: type) -> dict[str, str]:
     """Return field name -> the comment on its line, or above it, including inherited fields."""
     found: dict[str, str] = {}
@@ -192,27 +186,19 @@ def _dataclass(hint: Any) -> type | None:
     return next((found for part in typing.get_args(hint) if (found := _dataclass(part)) is not None), None)
 
 
-def _kind(hint: Any) -> str:
-    """Describe the accepted values."""
+def _kind(hint: Any, many: bool = False) -> str:
+    """Describe the accepted values, or several of them."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return ", ".join(f"`{part}`" for part in parts)
     if origin is dict:
-        return f"a mapping of names to {_several(parts[-1])}"
+        return f"{'mappings' if many else 'a mapping'} of names to {_kind(parts[-1], True)}"
     if origin in (list, tuple):
-        number = len(parts) if origin is tuple and parts[-1] is not Ellipsis else ""
-        return f"a list of {number} {_several(parts[0])}".replace("  ", " ")
+        number = f"{len(parts)} " if origin is tuple and parts[-1] is not Ellipsis else ""
+        return f"{'lists' if many else 'a list'} of {number}{_kind(parts[0], True)}"
     if parts:
         return " or ".join(_kind(part) for part in parts if part is not type(None)) + " or null"
-    return _WORDS[hint][0]
-
-
-def _several(hint: Any) -> str:
-    if typing.get_origin(hint) is dict:
-        return f"mappings of names to {_several(typing.get_args(hint)[-1])}"
-    if typing.get_origin(hint) is list:
-        return f"lists of {_several(typing.get_args(hint)[0])}"
-    return _WORDS[hint][1]
+    return _WORDS[hint][many]
 
 
 _WORDS: dict[Any, tuple[str, str]] = {
@@ -232,10 +218,6 @@ def _changes(facts: Knob) -> Iterator[str]:
         yield "may change at a restart"
     if facts.local:
         yield "may differ between machines"
-
-
-def _named(renamed: dict[str, str]) -> dict[str, str]:
-    return {old.replace("*", "<name>"): new.replace("*", "<name>") for old, new in renamed.items()}
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -33,11 +33,14 @@ from tests.curves.curves import read_recorded
 from tests.support.bounds import MAX_MODULES
 from tests.support.paths import ROOT
 
-NUMBERS = ("six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen")  # from 6
+NUMBERS = (
+    "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen",
+    "seventeen", "eighteen",
+)  # fmt: skip
 
 
 def in_words(number: int) -> str:
-    """Return a number from 6 to 15 in words."""
+    """Return a number from 6 on in words."""
     return NUMBERS[number - 6]
 
 
@@ -63,16 +66,16 @@ def plan_of(recipe: str) -> str:
     return printed.getvalue()
 
 
+def group(pattern: str, text: str) -> str:
+    """Return a pattern's group in a text."""
+    found = re.search(pattern, text)
+    assert found, f"{pattern} is not in {text[:1000]}"
+    return found[1]
+
+
 def planned(recipe: str, pattern: str) -> Callable[[], str]:
     """Return a source: a pattern's group in the summary of a recipe's plan on 8 H100."""
-
-    def source() -> str:
-        text = plan_of(recipe).partition("\n\n")[0]
-        found = re.search(pattern, text)
-        assert found, f"{pattern} is not in the plan of {recipe}:\n{text}"
-        return found[1]
-
-    return source
+    return lambda: group(pattern, plan_of(recipe).partition("\n\n")[0])
 
 
 def scaling() -> str:
@@ -81,15 +84,9 @@ def scaling() -> str:
     return "".join(re.findall(r"^  (?:GPUs|256|1,024) .*\n", section, re.MULTILINE))
 
 
-def measured(pattern: str, page: str = "benchmarks/RESULTS.md") -> Callable[[], str]:
-    """Return a source: a pattern's group in a page."""
-
-    def source() -> str:
-        found = re.search(pattern, (ROOT / page).read_text(encoding="utf-8"))
-        assert found, f"{pattern} is not in {page}"
-        return found[1]
-
-    return source
+def measured(pattern: str) -> Callable[[], str]:
+    """Return a source: a pattern's group in the results of benchmarks."""
+    return lambda: group(pattern, (ROOT / RESULTS).read_text(encoding="utf-8"))
 
 
 def rounded(pattern: str) -> Callable[[], str]:

@@ -16,15 +16,13 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 
-import pytest
 import yaml
 from tokenizers import Tokenizer, models
 
-import launch.stages
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.vocabulary import read_vocabulary
 from tests.support import forked, layouts
@@ -131,55 +129,43 @@ def as_step(folder: Path, step: int) -> None:
     folder.rename(folder.with_name(f"step-{step:08d}"))
 
 
-@contextmanager
-def adopt(home: Path) -> Iterator[None]:
+def adopt(home: Path) -> None:
     tokenizer = home / "data/quickstart/tokenizer"
     documents = make_documents(tokenizer, [200] * 100)
     layouts.ettin(home / "their/train", documents, read_vocabulary(tokenizer))
     layouts.write_mds(home / "their/text", {"text": "str"}, [{"text": text} for text in make_texts(40)])
-    yield
 
 
-@contextmanager
-def averaging(home: Path) -> Iterator[None]:
+def averaging(home: Path) -> None:
     for name in ("base", "a", "b"):
         shutil.copytree(home / "runs/quickstart", home / f"runs/{name}")
     as_step(max((home / "runs/a/checkpoints").iterdir()), 1000)
-    yield
 
 
-@contextmanager
-def clusters(home: Path) -> Iterator[None]:
+def clusters(home: Path) -> None:
     (section,) = (block for block in blocks(ROOT / "docs/clusters.md", "yaml") if block.startswith("launch:"))
     rows = "{batch_rows: 16, batch_warmup: null}"  # for the 16 GPUs of the page's section
     phases = f"phases: {{stable: {rows}, context: {rows}, decay: {rows}}}"
     (home / "RUN.yaml").write_text(f"include: yamls/quickstart.yaml\n{phases}\n{section}", encoding="utf-8")
-    yield
 
 
-@contextmanager
-def data(home: Path) -> Iterator[None]:
+def data(home: Path) -> None:
     Tokenizer(models.BPE({chr(ord("a") + i): i for i in range(26)}, [])).save(str(home / "olmo.json"))
-    yield
 
 
-@contextmanager
-def use(home: Path) -> Iterator[None]:
+def use(home: Path) -> None:
     texts = enumerate(make_texts(24))
     rows = ["text,intent", *(f"{text[:60]!r},{'card' if number % 2 else 'fee'}" for number, text in texts)]
     _write_splits(
         home / "my/intents", ("train.csv", "test.csv"), "\n".join(row.replace('"', "") for row in rows) + "\n"
     )
-    yield
 
 
-@contextmanager
-def entities(home: Path) -> Iterator[None]:
+def entities(home: Path) -> None:
     sentences = [f"she\tO\nmet\tO\nAda\tB-per\nin\tO\nRome\tB-loc\n.\tO\nEmma\tB-work\n{n}\tO\n" for n in range(12)]
     _write_splits(home / "my/names", ("train.conll", "dev.conll"), "\n".join(sentences))
     (task,) = blocks(ROOT / "docs/tasks/entities.md", "yaml")
     (home / "my/names.yaml").write_text(task, encoding="utf-8")
-    yield
 
 
 def _write_splits(folder: Path, splits: Sequence[str], text: str) -> None:
@@ -188,73 +174,46 @@ def _write_splits(folder: Path, splits: Sequence[str], text: str) -> None:
         (folder / split).write_text(text, encoding="utf-8")
 
 
-@contextmanager
-def code(home: Path) -> Iterator[None]:
+def code(home: Path) -> None:
     shutil.copytree(home / "my/texts", home / "my/code")
-    with own_text():
-        yield
 
 
-@contextmanager
-def language(home: Path) -> Iterator[None]:
+def language(home: Path) -> None:
     shutil.copytree(home / "my/texts", home / "my/language")
-    with own_text():
-        yield
 
 
-@contextmanager
-def laptop(home: Path) -> Iterator[None]:
-    with own_text():
-        yield
-
-
-@contextmanager
-def own_text() -> Iterator[None]:
-    """The processes that `pretrain` starts are forks of one with their imports."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch.stages, "start", _forked)
-        yield
-
-
-def _forked(
+def fork(
     command: Sequence[str], environment: Mapping[str, str], orphaned: signal.Signals, *, own_session: bool
 ) -> forked.Popen:
+    """Start what `pretrain` starts: the processes are forks of one with their imports."""
     return forked.Popen(command, env=dict(environment), start_new_session=own_session)
 
 
-@contextmanager
-def retrieval(home: Path) -> Iterator[None]:
+def retrieval(home: Path) -> None:
     (recipe,) = blocks(ROOT / "docs/tasks/retrieval.md", "yaml")
     (home / "my/answers.yaml").write_text(recipe, encoding="utf-8")
     texts = [(text[:40], text[40:90]) for text in make_texts(36)]
     pairs = [f"{query}\t{text}\n" for query, text in texts]
     (home / "my/answers.tsv").write_text("query\tpositive\n" + "".join(pairs), encoding="utf-8")
-    (home / "my/beir/qrels").mkdir(parents=True, exist_ok=True)
+    (home / "my/beir/qrels").mkdir(parents=True)
     for name, column in (("corpus", 1), ("queries", 0)):
         lines = [json.dumps({"_id": str(number), "text": row[column]}) + "\n" for number, row in enumerate(texts)]
         (home / f"my/beir/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     judged = "".join(f"{number}\t{number}\t1\n" for number in range(9))
     (home / "my/beir/qrels/test.tsv").write_text(f"query-id\tcorpus-id\tscore\n{judged}", encoding="utf-8")
-    yield
 
 
-@contextmanager
-def encoders(home: Path) -> Iterator[None]:
+def encoders(home: Path) -> None:
     texts = [{"query": text[:40], "positive": text[40:90]} for text in make_texts(60)]
     (home / "my/pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts), encoding="utf-8")
-    yield
 
 
-@contextmanager
-def faults(home: Path) -> Iterator[None]:
+def faults(home: Path) -> None:
     shutil.copytree(home / "runs/quickstart", home / "runs/large")
     as_step(max((home / "runs/large/checkpoints").iterdir()), 1000)
-    yield
-    shutil.rmtree(home / "runs/large")
 
 
-@contextmanager
-def finetuning(home: Path) -> Iterator[None]:
+def finetuning(home: Path) -> None:
     (task, *_) = blocks(ROOT / "docs/finetuning.md", "yaml")
     (home / "my/tone.yaml").write_text(task, encoding="utf-8")
     texts = make_texts(24)
@@ -269,11 +228,9 @@ def finetuning(home: Path) -> Iterator[None]:
         (home / "my" / name).mkdir()
         for split in ("train", "dev"):
             (home / "my" / name / f"{split}.tsv").write_text(head + "".join(rows), encoding="utf-8")
-    yield
 
 
-@contextmanager
-def mixtures(home: Path) -> Iterator[None]:
+def mixtures(home: Path) -> None:
     sources = {"texts": {"kind": "text", "path": "my/texts"}}
     for name in ("web", "law"):
         spec = {"sources": sources, "validation_share": 0.2, "tokenizer": {"vocab_size": 512}}
@@ -282,34 +239,25 @@ def mixtures(home: Path) -> Iterator[None]:
     mixed = {"train": None, "streams": streams, "validation": "data/law/validation", "tokenizer": "data/web/tokenizer"}
     run = {"include": "yamls/quickstart.yaml", "name": "mine", "data": mixed}
     (home / "mine.yaml").write_text(yaml.safe_dump(run), encoding="utf-8")
-    yield
 
 
-@contextmanager
-def moving(home: Path) -> Iterator[None]:
+def moving(home: Path) -> None:
     (home / "their.yaml").write_text(THEIRS, encoding="utf-8")
-    (home / "mine.yaml").unlink(missing_ok=True)
-    yield
 
 
-@contextmanager
-def proteins(home: Path) -> Iterator[None]:
+def proteins(home: Path) -> None:
     draw = random.Random(5)
     records = (f">p{number}\n{''.join(draw.choices('ACDEFGHIKLMNPQRSTVWY', k=60))}\n" for number in range(400))
     (home / "my/proteins.fasta").write_text("".join(records), encoding="utf-8")
-    yield
 
 
-@contextmanager
-def watching(home: Path) -> Iterator[None]:
-    shutil.copytree(home / "runs/quickstart", home / "runs/mine", dirs_exist_ok=True)
+def watching(home: Path) -> None:
+    shutil.copytree(home / "runs/quickstart", home / "runs/mine")
     rows = [{"text": text[:100], "label": number % 2} for number, text in enumerate(make_texts(20))]
     (home / "my/topics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    yield
 
 
-@contextmanager
-def weights(home: Path) -> Iterator[None]:
+def weights(home: Path) -> None:
     checkpoints = home / "runs/quickstart/checkpoints"
     shutil.copytree(min(checkpoints.iterdir()), home / "copy")
     as_step((home / "copy").rename(checkpoints / "copy"), 733)
@@ -321,29 +269,9 @@ def weights(home: Path) -> Iterator[None]:
     folders = {name: f"data/for-base/{name}" for name in ("train", "validation", "tokenizer")}
     run = {"name": "mine-base", "data": folders, "optim": {"lr": 1e-3}, "phases": {"main": phase}}
     (home / "mine.yaml").write_text(json.dumps(run), encoding="utf-8")
-    yield
-    shutil.rmtree(checkpoints / "step-00000733")
 
 
-PREPARED = {
-    "adopt.md": adopt,
-    "averaging.md": averaging,
-    "clusters.md": clusters,
-    "code.md": code,
-    "data.md": data,
-    "encoders.md": encoders,
-    "entities.md": entities,
-    "faults.md": faults,
-    "finetuning.md": finetuning,
-    "language.md": language,
-    "laptop.md": laptop,
-    "mixtures.md": mixtures,
-    "moving.md": moving,
-    "proteins.md": proteins,
-    "retrieval.md": retrieval,
-    "sparse.md": retrieval,
-    "superbpe.md": laptop,
-    "use.md": use,
-    "watching.md": watching,
-    "weights.md": weights,
-}
+PREPARED = {f"{function.__name__}.md": function for function in (
+    adopt, averaging, clusters, code, data, encoders, entities, faults, finetuning, language, mixtures, moving,
+    proteins, retrieval, use, watching, weights,
+)} | {"sparse.md": retrieval}  # fmt: skip

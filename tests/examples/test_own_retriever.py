@@ -11,15 +11,21 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 
 def write_lines(file: Path, rows: list[dict[str, str]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def run(folder: Path, hours: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "PAIRS": "epochs=0.2 max_tokens=64"}
+    script = [str(ROOT / "examples/own_retriever.sh"), "out", hours, "suite.yaml", "documents.jsonl"]
+    return subprocess.run(script, cwd=folder, env=environment, capture_output=True, text=True)
+
+
 @pytest.mark.slow
-@pytest.mark.runs
 @pytest.mark.timeout(1800)
 def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path: Path) -> None:
     pages, modules = sorted((ROOT / "docs").rglob("*.md")), sorted((ROOT / "modernbert_train").rglob("*.py"))
@@ -34,18 +40,11 @@ def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path:
     (tmp_path / "search/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\n" + right)
     (tmp_path / "suite.yaml").write_text("tasks:\n  search: {beir: search}\n")
     hours = "0.05"
-    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "PAIRS": "epochs=0.2 max_tokens=64"}
-
-    def run() -> subprocess.CompletedProcess[str]:
-        script = [str(ROOT / "examples/own_retriever.sh"), "out", hours, "suite.yaml", "documents.jsonl"]
-        return subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    done = run()
+    done = run(tmp_path, hours)
     while needed := re.search(r"Give at least --hours ([\d.]*\d)", done.stderr):  # a busy machine is slower
         assert float(hours) < float(needed[1]) < 1
         hours = needed[1]
-        done = run()
+        done = run(tmp_path, hours)
     assert done.returncode == 0, done.stdout + done.stderr
     table = (tmp_path / "out/table/table.json").read_text()
     rows = {row["source"]: row["cells"][0]["mean"] for row in json.loads(table)["rows"]}
@@ -54,7 +53,7 @@ def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path:
     assert len({*rows.values()}) > 3, "seeds differ, and the twin is another model"
     pairs = (tmp_path / "out/pairs.jsonl").stat().st_mtime_ns
     steps = [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
-    again = run()
+    again = run(tmp_path, hours)
     assert again.returncode == 0 and "already trained to its end" in again.stdout, again.stdout + again.stderr
     assert pairs == (tmp_path / "out/pairs.jsonl").stat().st_mtime_ns
     assert steps == [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
@@ -65,9 +64,6 @@ def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path:
 def test_a_mistake_in_the_suite_is_found_before_the_hours(tmp_path: Path) -> None:
     (tmp_path / "suite.yaml").write_text("tasks:\n  intents: {finetune: {kind: single-label}}\n")
     write_lines(tmp_path / "documents.jsonl", [{"text": "Some text.", "path": "a.md"}])
-    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    script = [str(ROOT / "examples/own_retriever.sh"), "out", "1", "suite.yaml", "documents.jsonl"]
-    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = run(tmp_path, "1")
     assert done.returncode == 78 and "tasks.intents.finetune" in done.stderr, done.stdout + done.stderr
     assert not (tmp_path / "out").exists()

@@ -5,22 +5,24 @@ If this breaks, either `train` no longer does what its step says, or Composer do
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
+from examples import plain_loop
 from modernbert_train.__main__ import main
+from tests.support.faulty import Killed
 from tests.support.gloo import run_ranks
+from tests.support.paths import ROOT
 from tests.support.ranks import train_each
+from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
-FILE = Path(__file__).parents[2] / "examples" / "plain_loop.py"
+FILE = ROOT / "examples/plain_loop.py"
 DECAY = (
     "phases.decay={tokens: 1500, row_tokens: 128, batch_rows: 4, microbatch_tokens: 128, reset_moments: true, "
     "schedule: {decay_tokens: 1500}}"
@@ -28,26 +30,12 @@ DECAY = (
 MASKED = ("model.attention_out_dropout=0.1", "phases.long.schedule.decay_tokens=0", "phases.long.tokens=1500", DECAY)
 REPLACED = ("objective={name: rtd}", "model.attention_out_dropout=0.1")
 CLIPPED = ("optim={name: adamw, lr: 5e-3, max_grad_norm: 0.3}", "phases.long=null")
-COMPARED = ("step", "phase", "tokens", "lr", "loss", "grad_norm")
 
 
-def plain_loop() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("plain_loop", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def lines(folder: Path, kind: str = "step") -> list[dict[str, Any]]:
-    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    found = [line for line in map(json.loads, text.splitlines()) if line["kind"] == kind]
-    assert found, f"nothing of kind {kind} was recorded in {folder}"
+def of_steps(folder: Path, keys: tuple[str, ...] = ("step", "phase", "tokens", "lr", "loss", "grad_norm")) -> list[Any]:
+    found = [tuple(line[key] for key in keys) for line in records(folder)]
+    assert found, f"no step was recorded in {folder}"
     return found
-
-
-def of_steps(folder: Path) -> list[tuple[Any, ...]]:
-    return [tuple(line[key] for key in COMPARED) for line in lines(folder)]
 
 
 def test_the_whole_thing_is_at_most_three_hundred_lines_without_composer() -> None:
@@ -67,15 +55,11 @@ def test_one_process_trains_to_the_bit_what_train_trains(
     tiny_run: TinyRun, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     main(["train", *tiny_run(*words)])
-    plain_loop().main(tiny_run(*words))
-    runs = tmp_path / "runs"
-    assert of_steps(runs / "tiny-plain") == of_steps(runs / "tiny")
-    for plain, whole in zip(lines(runs / "tiny-plain", "validation"), lines(runs / "tiny", "validation"), strict=True):
-        assert plain["loss"] == whole["loss"] and plain["tokens"] == whole["tokens"]
-
-
-def train_plainly(words: list[str]) -> None:
-    plain_loop().main(words)
+    plain_loop.main(tiny_run(*words))
+    plain, whole = tmp_path / "runs/tiny-plain", tmp_path / "runs/tiny"
+    assert of_steps(plain) == of_steps(whole)
+    held_out = [[(line["tokens"], line["loss"]) for line in records(run, "validation")] for run in (plain, whole)]
+    assert held_out[0] == held_out[1] != []
 
 
 @pytest.mark.runs
@@ -83,11 +67,10 @@ def train_plainly(words: list[str]) -> None:
 def test_two_processes_train_it_within_float_error(tiny_run: TinyRun, tmp_path: Path, strategy: str) -> None:
     words = tiny_run("model.attention_out_dropout=0.1", f"distributed.strategy={strategy}")
     run_ranks(train_each, 2, [words], False)
-    run_ranks(train_plainly, 2, words)
-    plain, whole = lines(tmp_path / "runs/tiny-plain"), lines(tmp_path / "runs/tiny")
-    assert [line["tokens"] for line in plain] == [line["tokens"] for line in whole]
-    for key in ("loss", "grad_norm"):
-        assert [line[key] for line in plain] == pytest.approx([line[key] for line in whole], rel=1e-6)
+    run_ranks(plain_loop.main, 2, words)
+    keys, runs = ("tokens", "loss", "grad_norm"), tmp_path / "runs"
+    plain, whole = (of_steps(runs / name, keys) for name in ("tiny-plain", "tiny"))
+    np.testing.assert_allclose(plain, whole, rtol=1e-6)
 
 
 @pytest.mark.runs
@@ -101,29 +84,25 @@ def test_the_documented_command_ends_on_two_ranks(tiny_run: TinyRun, tmp_path: P
         )
         assert ended.returncode == 0, ended.stderr[-3000:]
         assert ended.stdout.count("2 ranks") == 1, "the first rank alone says where it starts"
-    steps = [line["step"] for line in lines(tmp_path / "runs/tiny-plain")]
+    steps = [line["step"] for line in records(tmp_path / "runs/tiny-plain")]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) > 2
-
-
-class Killed(Exception):
-    """Interrupts a run midway."""
 
 
 @pytest.mark.slow
 def test_a_killed_loop_continues_to_the_bit(tiny_run: TinyRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = tiny_run("model.attention_out_dropout=0.1", "checkpoint.interval_steps=5")
-    plain_loop().main([*words, "name=whole"])
-    loop = plain_loop()
-    record = loop.record
+    plain_loop.main([*words, "name=whole"])
+    record = plain_loop.record
 
     def until_seven(config: Any, line: dict[str, Any]) -> None:
         if line["step"] == 7:
             raise Killed
         record(config, line)
 
-    monkeypatch.setattr(loop, "record", until_seven)
-    with pytest.raises(Killed):
-        loop.main([*words, "name=killed"])
-    plain_loop().main([*words, "name=killed"])
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_loop, "record", until_seven)
+        with pytest.raises(Killed):
+            plain_loop.main([*words, "name=killed"])
+    plain_loop.main([*words, "name=killed"])
     killed = {step: rest for step, *rest in of_steps(tmp_path / "runs/killed-plain")}
     assert killed == {step: rest for step, *rest in of_steps(tmp_path / "runs/whole-plain")}

@@ -24,19 +24,19 @@ def documents(path: Path, *texts: tuple[str, str]) -> Path:
     return path
 
 
-def test_a_heading_with_its_page_is_the_query_of_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = f"# Guide to `tea`\n\nShort.\n\n## How to brew\n\n{SECTION}\n\n## Notes\n\ntoo short\n"
-    found = run(monkeypatch, tmp_path / "out.jsonl", documents(tmp_path / "a.jsonl", ("a/guide.md", page)))
-    assert found == [{"query": "How to brew - Guide to tea", "positive": SECTION}]
-
-
 @pytest.mark.parametrize(
-    ("front", "title"),
-    [("title: 'Tea'\ndate: 2026-01-02\n", "Tea"), ("date: 2026-01-02\n", "A guide")],
-    ids=["with a title", "without"],
+    ("head", "title"),
+    [
+        ("# Guide to `tea`", "Guide to tea"),
+        ("---\ntitle: 'Tea'\ndate: 2026-01-02\n---\n\n# A guide", "Tea"),
+        ("---\ndate: 2026-01-02\n---\n\n# A guide", "A guide"),
+    ],
+    ids=["markup", "front matter with a title", "front matter without"],
 )
-def test_front_matter_is_no_heading(front: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = f"---\n{front}---\n\n# A guide\n\nShort.\n\n## How to brew\n\n{SECTION}\n"
+def test_a_heading_with_its_page_is_the_query_of_its_section(
+    head: str, title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = f"{head}\n\nShort.\n\n## How to brew\n\n{SECTION}\n\n## Notes\n\ntoo short\n"
     found = run(monkeypatch, tmp_path / "out.jsonl", documents(tmp_path / "a.jsonl", ("a/guide.md", page)))
     assert found == [{"query": f"How to brew - {title}", "positive": SECTION}]
 

@@ -22,20 +22,25 @@ from tests.support.plugins import folder, forget  # noqa: F401
 from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
-CONFIG = """\
+HEAD = """\
+from collections.abc import Iterator
 from dataclasses import dataclass
-
 from modernbert_train.config.knob import knob
 from modernbert_train.config.plugins import add
-from modernbert_train.config.schema import OptimConfig
+from modernbert_train.config.schema import EvaluatorConfig, ModelConfig, ObjectiveConfig, OptimConfig
 
 @dataclass(frozen=True, kw_only=True)
+"""
+CONFIG = (
+    HEAD
+    + """\
 class HeavyConfig(OptimConfig):
     name: str = "heavy"
     momentum: float = knob(0.9, low=0, below=1)
 
 add(HeavyConfig, optimizer="heavy_ball.build:build")
 """
+)
 BUILD = """\
 from torch.optim import SGD
 from modernbert_train.optim.groups import decay_groups
@@ -43,13 +48,9 @@ from modernbert_train.optim.groups import decay_groups
 def build(config, weights):
     return SGD(decay_groups(weights, config.weight_decay), config.lr, momentum=config.momentum)
 """
-FORMER = """\
-from dataclasses import dataclass
-
-from modernbert_train.config.plugins import add
-from modernbert_train.config.schema import ModelConfig
-
-@dataclass(frozen=True, kw_only=True)
+FORMER = (
+    HEAD
+    + """\
 class BagConfig(ModelConfig):
     name: str = "old_bag"
 
@@ -58,23 +59,31 @@ class BagConfig(ModelConfig):
 
 add(BagConfig, encoder="mine:Bag", count="mine:count")
 """
+)
 HEAVY = (
     *("plugins=[heavy_ball]", "optim={name: heavy, lr: 0.5}", "phases.long=null", "phases.short.tokens=3000"),
     "checkpoint.interval_steps=3",
 )
 
 
-def heavy_ball(lib: Path) -> None:
-    (lib / "heavy_ball").mkdir()
-    (lib / "heavy_ball/__init__.py").write_text(CONFIG)
-    (lib / "heavy_ball/build.py").write_text(BUILD)
+def put(lib: Path, package: str, **modules: str) -> None:
+    """Write a package: the text of `init` into its __init__."""
+    (lib / package).mkdir()
+    for name, text in modules.items():
+        (lib / package / f"{name.replace('init', '__init__')}.py").write_text(text)
+
+
+def refused(capsys: pytest.CaptureFixture[str], words: list[str], about: str) -> list[str]:
+    """Return the lines of `check` about something; it must refuse the run."""
+    assert main(["check", *words]) == 78
+    return [line for line in capsys.readouterr().err.splitlines() if about in line]
 
 
 @pytest.mark.runs
 def test_a_plugin_is_trained_with_recorded_and_its_change_is_reported(
     tiny_run: TinyRun, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heavy_ball(folder)
+    put(folder, "heavy_ball", init=CONFIG, build=BUILD)
     with at_fault(kill_at=5), pytest.raises(Killed):
         main(["train", *tiny_run(*HEAVY)])
     (folder / "heavy_ball/build.py").write_text(BUILD + "\n# another\n")
@@ -98,7 +107,7 @@ def test_a_plugin_is_trained_with_recorded_and_its_change_is_reported(
 def test_a_plugin_that_is_gone_is_named_and_no_checkpoint_is_called_damaged(
     tiny_run: TinyRun, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heavy_ball(folder)
+    put(folder, "heavy_ball", init=CONFIG, build=BUILD)
     assert main(["train", *tiny_run(*HEAVY)]) == 0
     shutil.rmtree(folder / "heavy_ball")
     forget(folder)
@@ -117,7 +126,7 @@ def test_a_plugin_that_is_gone_is_named_and_no_checkpoint_is_called_damaged(
 @pytest.mark.runs
 def test_check_imports_no_torch_for_a_plugin_that_does_not(tiny_run: TinyRun, folder: Path) -> None:
     """A login node lacks GPUs."""
-    heavy_ball(folder)
+    put(folder, "heavy_ball", init=CONFIG, build=BUILD)
     code = (
         "import sys; from modernbert_train.__main__ import main; "
         f"assert main(['check', *{tiny_run(*HEAVY)!r}]) == 0 and 'torch' not in sys.modules"
@@ -165,23 +174,16 @@ def test_a_name_in_a_strangers_file_runs_nothing(
 def test_a_row_whose_code_is_missing_names_the_plugin(
     tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heavy_ball(folder)
-    (folder / "heavy_ball/build.py").unlink()
+    put(folder, "heavy_ball", init=CONFIG)
     assert main(["train", *tiny_run(*HEAVY)]) == 78
     assert (
         "heavy_ball: optimizer=heavy_ball.build:build: cannot be imported: ModuleNotFoundErr" in capsys.readouterr().err
     )
 
 
-EVEN = """\
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from modernbert_train.config.knob import knob
-from modernbert_train.config.plugins import add
-from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
-
-@dataclass(frozen=True, kw_only=True)
+EVEN = (
+    HEAD
+    + """\
 class EvenConfig(ObjectiveConfig):
     name: str = "even"
     every: int = knob(2, low=1, phased=True)
@@ -200,21 +202,21 @@ class EvenConfig(ObjectiveConfig):
 
 add(EvenConfig, objective="even_tokens.build:Even")
 """
+)
 
 
 def test_an_objective_of_a_plugin_refuses_what_it_cannot_train(
     tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """For the run once, for any number of phases with it, and for a phase that breaks the run's rules."""
-    (folder / "even_tokens").mkdir()
-    (folder / "even_tokens/__init__.py").write_text(EVEN)
+    put(folder, "even_tokens", init=EVEN)
     for words, place in (
         (("objective={name: even, every: 7}",), ""),
         (("objective={name: even}", "phases.long.objective.every=7"), "phases.long."),
     ):
-        assert main(["check", *tiny_run("plugins=[even_tokens]", *words)]) == 78
-        refused = [line for line in capsys.readouterr().err.splitlines() if "objective.every" in line]
-        assert refused == [f"error: {place}objective.every=7 does not divide model.hidden_size=32. Set 2."]
+        assert refused(capsys, tiny_run("plugins=[even_tokens]", *words), "objective.every") == [
+            f"error: {place}objective.every=7 does not divide model.hidden_size=32. Set 2."
+        ]
 
 
 @pytest.mark.parametrize(
@@ -229,26 +231,17 @@ def test_a_rule_of_a_plugin_that_fails_is_the_plugins_mistake_and_hides_no_other
     tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str], rule: str, seen: str
 ) -> None:
     """It said that this program has a bug, with a traceback of forty lines, and none of the other mistakes."""
-    (folder / "even_tokens").mkdir()
     whole, _, _ = EVEN.partition("        if model.hidden_size")
-    (folder / "even_tokens/__init__.py").write_text(f"{whole}        {rule}\n\n{EVEN.splitlines()[-1]}\n")
-    words = ("objective={name: even}", "model.num_heads=5")
-    assert main(["check", *tiny_run("plugins=[even_tokens]", *words, "optim.lr=5")]) == 78
-    said = capsys.readouterr().err
-    assert "optim.lr=5" in said and "model.num_heads=5" in said
-    assert main(["check", *tiny_run("plugins=[even_tokens]", words[0])]) == 78
-    said = capsys.readouterr().err
-    assert f"objective.name=even: even_tokens.EvenConfig.mistakes of the plugin fails: {seen}" in said, said
+    put(folder, "even_tokens", init=f"{whole}        {rule}\n\n{EVEN.splitlines()[-1]}\n")
+    words = tiny_run("plugins=[even_tokens]", "objective={name: even}")
+    assert len(refused(capsys, [*words, "model.num_heads=5", "optim.lr=5"], "=5")) == 2
+    (line,) = refused(capsys, words, "objective.name=even: ")
+    assert f"even_tokens.EvenConfig.mistakes of the plugin fails: {seen}" in line
 
 
-TAGGED = """\
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from modernbert_train.config.plugins import add
-from modernbert_train.config.schema import EvaluatorConfig, ObjectiveConfig
-
-@dataclass(frozen=True, kw_only=True)
+TAGGED = (
+    HEAD
+    + """\
 class TaggedConfig(EvaluatorConfig):
     name: str = "tagged"
 
@@ -258,14 +251,14 @@ class TaggedConfig(EvaluatorConfig):
 
 add(TaggedConfig, evaluator="tagged_words.build:Tagged")
 """
+)
 
 
 def test_an_evaluation_of_a_plugin_refuses_a_run_that_it_cannot_measure(
     tiny_run: TinyRun, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Otherwise the run would end at its first evaluation, after hours of training."""
-    (folder / "tagged_words").mkdir()
-    (folder / "tagged_words/__init__.py").write_text(TAGGED)
-    assert main(["check", *tiny_run("plugins=[tagged_words]", "evals={words: {name: tagged}}")]) == 78
-    refused = [line for line in capsys.readouterr().err.splitlines() if "tagged" in line]
-    assert refused == ["error: evals.words.name=tagged with objective.name=mlm: it measures tags. Remove it."]
+    put(folder, "tagged_words", init=TAGGED)
+    assert refused(capsys, tiny_run("plugins=[tagged_words]", "evals={words: {name: tagged}}"), "tagged") == [
+        "error: evals.words.name=tagged with objective.name=mlm: it measures tags. Remove it."
+    ]

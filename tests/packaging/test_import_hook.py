@@ -35,6 +35,29 @@ def run(packages: Path, code: str, *, project: bool = True, alone: bool = False)
     )  # fmt: skip
 
 
+def printed(packages: Path, code: str, *, alone: bool = False) -> str:
+    """Return the output of such a program, which must end well."""
+    done = run(packages, code, alone=alone)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def put(packages: Path, version: str, *names: str) -> None:
+    """Write empty packages of a version."""
+    for name in names:
+        (packages / name).mkdir(parents=True, exist_ok=True)
+        (packages / name / "__init__.py").write_text(f"__version__ = {version!r}\n", encoding="utf-8")
+
+
+def put_torchvision(packages: Path) -> None:
+    """Write a release of torchvision with the names that Composer imports."""
+    for module, names in import_stubs._STUBS["torchvision"].items():
+        folder = module.replace(".", "/")
+        put(packages, "9.9", folder)
+        with (packages / folder / "__init__.py").open("a") as file:
+            file.writelines(f"class {name}: real = True\n" for name in names)
+
+
 CALLBACK = """\
 from composer import Callback, Logger, State, Trainer
 import streaming
@@ -51,17 +74,12 @@ assert "scipy" not in sys.modules
 @pytest.mark.runs
 def test_the_real_torchvision_wins(packages: Path) -> None:
     """A user who installs a fitting release wants it used."""
-    for module, names in import_stubs._STUBS["torchvision"].items():
-        folder = packages / module.replace(".", "/")
-        folder.mkdir()
-        lines = [f"class {name}: real = True" for name in names]
-        (folder / "__init__.py").write_text("\n".join(["__version__ = '9.9'", *lines]), encoding="utf-8")
-    composer = packages / "composer"
-    composer.mkdir()
-    (composer / "__init__.py").write_text("from torchvision.datasets import VisionDataset", encoding="utf-8")
-    done = run(packages, "import composer; print(composer.__file__, composer.VisionDataset.real)")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{composer}/__init__.py True\n"
+    put_torchvision(packages)
+    put(packages, "0", "composer")
+    composer = packages / "composer/__init__.py"
+    composer.write_text("from torchvision.datasets import VisionDataset", encoding="utf-8")
+    code = "import composer; print(composer.__file__, composer.VisionDataset.real)"
+    assert printed(packages, code) == f"{composer} True\n"
 
 
 @pytest.mark.runs
@@ -72,21 +90,15 @@ from importlib.util import find_spec
 assert find_spec("composer") is not None
 print(find_spec("torchvision") is None, *sorted({"torch", "torchmetrics", "composer"} & set(sys.modules)))
 """
-    done = run(packages, code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{PathFinder.find_spec('torchvision') is None}\n"
+    assert printed(packages, code) == f"{PathFinder.find_spec('torchvision') is None}\n"
 
 
 @pytest.fixture
 def bundle(packages: Path) -> str:
-    """Code for a program in a wheel's environment: the bundled libraries, and a torchvision that needs a stub."""
-    for folder, version in (("bundled/composer", "0.32.1"), ("bundled/streaming", "0.13.0"), ("torchvision", "0.0")):
-        (packages / folder).mkdir(parents=True)
-        (packages / folder / "__init__.py").write_text(f"__version__ = {version!r}", encoding="utf-8")
-    for module, names in import_stubs._STUBS["torchvision"].items():
-        (packages / module.replace(".", "/")).mkdir(exist_ok=True)
-        lines = ["__version__ = '9.9'", *(f"{name} = object" for name in names)]
-        (packages / module.replace(".", "/") / "__init__.py").write_text("\n".join(lines), encoding="utf-8")
+    """Code for a program in a wheel's environment: the bundled libraries, and a torchvision."""
+    put(packages, "0.32.1", "bundled/composer")
+    put(packages, "0.13.0", "bundled/streaming")
+    put_torchvision(packages)
     versions = '{"mosaicml": "0.32.1", "mosaicml-streaming": "0.13.0"}'
     (packages / "bundled/versions.json").write_text(versions, encoding="utf-8")
     return (
@@ -96,9 +108,8 @@ def bundle(packages: Path) -> str:
 
 
 def put_other_release(packages: Path) -> None:
-    for name, package in (("composer", "mosaicml"), ("streaming", "mosaicml_streaming")):
-        (packages / name).mkdir()
-        (packages / name / "__init__.py").write_text("__version__ = '0.30.0'", encoding="utf-8")
+    put(packages, "0.30.0", "composer", "streaming")
+    for package in ("mosaicml", "mosaicml_streaming"):
         record = packages / f"{package}-0.30.0.dist-info"
         record.mkdir()
         (record / "METADATA").write_text(f"Name: {package}\nVersion: 0.30.0\n", encoding="utf-8")
@@ -110,17 +121,15 @@ VERSIONS = "import composer, streaming\nprint(composer.__version__, streaming.__
 @pytest.mark.runs
 def test_a_wheel_brings_both_to_any_program_where_there_are_none(packages: Path, bundle: str) -> None:
     """A callback of the user's own says `import composer`, and knows nothing of us."""
-    done = run(packages, bundle + VERSIONS, alone=True)
-    assert (done.returncode, done.stdout) == (0, "0.32.1 0.13.0\n"), done.stderr
+    assert printed(packages, bundle + VERSIONS, alone=True) == "0.32.1 0.13.0\n"
 
 
 @pytest.mark.runs
 def test_other_releases_are_those_of_other_programs_and_ours_gets_its_own(packages: Path, bundle: str) -> None:
     put_other_release(packages)
-    done = run(packages, bundle + VERSIONS, alone=True)
-    assert (done.returncode, done.stdout) == (0, "0.30.0 0.30.0\n"), done.stderr
-    done = run(packages, bundle + f"import modernbert_train.train\n{VERSIONS}", alone=True)
-    assert (done.returncode, done.stdout) == (0, "0.32.1 0.13.0\n"), done.stderr
+    assert printed(packages, bundle + VERSIONS, alone=True) == "0.30.0 0.30.0\n"
+    ours = f"{bundle}import modernbert_train.train\n{VERSIONS}"
+    assert printed(packages, ours, alone=True) == "0.32.1 0.13.0\n"
 
 
 @pytest.mark.runs
@@ -226,9 +235,7 @@ def test_a_users_callback_can_be_written_and_what_was_left_for_later_is_all_ther
     """Otherwise Composer is unusable in a user's files: torchvision is absent, and its import needs one. SciPy is
     delayed, since torchmetrics imports its signal processing: a second of every start, unused. A user's own metric or
     callback may use transformers itself, or through torchmetrics and Composer."""
-    done = run(packages, CALLBACK + afterwards)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = printed(packages, CALLBACK + afterwards).splitlines()
     assert (lines[0], lines[-1]) == ("Callback Trainer StreamingDataset", "all there")
 
 
@@ -256,5 +263,5 @@ def test_a_loaded_transformers_is_not_hidden(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.slow
 def test_scipy_does_not_wait_where_transformers_is_there(packages: Path) -> None:
     """Then torchmetrics' imports from it are real, and import scikit-learn if that is installed."""
-    done = run(packages, "import transformers, composer\nprint(transformers.AutoModel.__name__)")
-    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "AutoModel", done.stderr
+    code = "import transformers, composer\nprint(transformers.AutoModel.__name__)"
+    assert printed(packages, code).splitlines()[-1] == "AutoModel"

@@ -18,7 +18,7 @@ case "$*" in
 -c*) exit 0 ;;
 esac
 echo "$*" | sed "s#$HERE#.#g" >>"$HERE/calls"
-if [ -e "$HERE/fail" ]; then case "$*" in *"$(cat "$HERE/fail")"*) exit 1 ;; esac; fi
+case "$*" in *"$(cat "$HERE/fail")"*) exit 1 ;; esac
 case "$*" in
 "-m venv"*)
     for venv; do :; done
@@ -31,8 +31,18 @@ esac
 """
 
 
+LIST = "-m pip install --no-deps --require-hashes -r ./requirements/pinned.txt"
+ITSELF = "-m pip install --no-deps --no-build-isolation -e ."
+HOOK = "-m modernbert_train.import_stubs --environment"
+WHOLE = ["-m venv ./venv", "-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
+UV = [
+    "-m pip install --quiet uv==0.13.8",
+    "-m uv --no-config pip install --python ./venv/bin/python --torch-backend cpu torch==2.13.0",
+]
+
+
 class Machine:
-    """A copy of the requirements, a pretended Python, and no GPU."""
+    """A copy of the requirements, a pretended Python, settings of pip, and no GPU."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,6 +50,7 @@ class Machine:
         (folder / "bin").mkdir()
         shutil.copytree(ROOT / "requirements", folder / "requirements")
         (folder / "pyproject.toml").write_text("")
+        (folder / "pip-config").write_text("global.index-url='somewhere'\n")
         self.program("python3", FAKE)
         self.program("nvidia-smi", "#!/bin/sh\nexit 9\n")
 
@@ -48,51 +59,33 @@ class Machine:
         path.write_text(text)
         path.chmod(0o755)
 
-    def install(self, **environment: str) -> subprocess.CompletedProcess[str]:
+    def install(self, *, code: int = 0, fail: str = "nothing", **environment: str) -> list[str]:
+        """Return Python's calls, without queries that change nothing; those that contain `fail` fail."""
+        (self.folder / "calls").write_text("")
+        (self.folder / "fail").write_text(fail)
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         command = ["sh", str(self.folder / "requirements/install.sh"), str(self.venv)]
         base = {"PATH": path, "HERE": str(self.folder)}
-        return subprocess.run(command, env=base | environment, capture_output=True, text=True, check=False)
-
-    def calls(self) -> list[str]:
-        """Return Python's calls since the last look, without queries that change nothing."""
-        path = self.folder / "calls"
-        lines = path.read_text().splitlines() if path.exists() else []
-        path.unlink(missing_ok=True)
+        self.done = subprocess.run(command, env=base | environment, capture_output=True, text=True, check=False)
+        assert self.done.returncode == code, self.done.stderr
+        lines = (self.folder / "calls").read_text().splitlines()
         return [line for line in lines if line not in ("-m pip --version", "-m pip config list")]
-
-
-LIST = "-m pip install --no-deps --require-hashes -r ./requirements/pinned.txt"
-ITSELF = "-m pip install --no-deps --no-build-isolation -e ."
-HOOK = "-m modernbert_train.import_stubs --environment"
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    made = Machine(tmp_path)
-    (tmp_path / "pip-config").write_text("global.index-url='somewhere'\n")
-    return made
+    return Machine(tmp_path)
 
 
 @pytest.mark.runs
-def test_a_second_call_installs_nothing(machine: Machine) -> None:
-    """`make test` calls it each time."""
-    assert machine.install().returncode == 0
-    assert machine.calls() == ["-m venv ./venv", "-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
-    assert machine.install().returncode == 0
-    assert machine.calls() == []
-
-
-@pytest.mark.runs
-def test_a_new_list_or_another_torch_is_installed_over_the_old_one(machine: Machine) -> None:
-    machine.install()
-    machine.calls()
+def test_only_what_has_changed_is_installed(machine: Machine) -> None:
+    """`make test` calls it each time; a new list or another torch is installed over the old one."""
+    assert machine.install() == WHOLE
+    assert machine.install() == []
     with (machine.folder / "requirements/pinned.txt").open("a") as pinned:
         pinned.write("more==1.0\n")
-    machine.install()
-    assert machine.calls() == ["-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
-    machine.install(MODERNBERT_TORCH="torch==2.14.0")
-    assert machine.calls() == ["-m pip install torch==2.14.0", LIST, ITSELF, HOOK]
+    assert machine.install() == WHOLE[1:]
+    assert machine.install(MODERNBERT_TORCH="torch==2.14.0") == ["-m pip install torch==2.14.0", *WHOLE[2:]]
 
 
 @pytest.mark.runs
@@ -101,19 +94,13 @@ def test_a_new_list_or_another_torch_is_installed_over_the_old_one(machine: Mach
 )
 def test_an_install_that_stopped_anywhere_is_made_again(machine: Machine, step: str) -> None:
     """A package half written looks installed to pip; only an empty environment is sure."""
-    (machine.folder / "fail").write_text(step)
-    assert machine.install().returncode != 0
-    machine.calls()
-    (machine.folder / "fail").unlink()
+    machine.install(code=1, fail=step)
     (machine.venv / "lib").mkdir(exist_ok=True)
     (machine.venv / "lib" / "half").write_text("")
-    done = machine.install()
-    assert done.returncode == 0
-    assert "did not finish" in done.stdout
-    assert machine.calls() == ["-m venv --clear ./venv", "-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
+    assert machine.install() == ["-m venv --clear ./venv", *WHOLE[1:]]
+    assert "did not finish" in machine.done.stdout
     assert not (machine.venv / "lib" / "half").exists()
-    machine.install()
-    assert machine.calls() == []
+    assert machine.install() == []
 
 
 @pytest.mark.runs
@@ -121,60 +108,45 @@ def test_an_environment_made_by_someone_else_is_never_emptied(machine: Machine) 
     """VENV may name an environment with other work in it."""
     (machine.venv / "bin").mkdir(parents=True)
     shutil.copy(machine.folder / "bin/python3", machine.venv / "bin/python")
-    (machine.folder / "fail").write_text("--require-hashes")
-    assert machine.install().returncode != 0
-    (machine.folder / "fail").unlink()
-    machine.calls()
-    assert machine.install().returncode == 0
-    assert machine.calls() == ["-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
+    machine.install(code=1, fail="--require-hashes")
+    assert machine.install() == WHOLE[1:]
 
 
 @pytest.mark.runs
-def test_no_gpu_and_no_pip_settings_means_the_cpu_build(machine: Machine) -> None:
-    """Else a laptop downloads gigabytes of CUDA."""
+@pytest.mark.parametrize(
+    ("fail", "gpus", "calls"),
+    [
+        ("nothing", "exit 9", [WHOLE[0], *UV, *WHOLE[2:]]),  # else a laptop downloads gigabytes of CUDA
+        ("--torch-backend", "exit 9", [WHOLE[0], *UV, *WHOLE[1:]]),
+        ("nothing", "exit 0", WHOLE),
+    ],
+    ids=["cpu", "no-build-for-the-cpu", "gpu"],
+)
+def test_without_settings_of_pip_the_build_is_the_machines(
+    machine: Machine, fail: str, gpus: str, calls: list[str]
+) -> None:
     (machine.folder / "pip-config").unlink()
-    machine.install()
-    uv = "-m uv --no-config pip install --python ./venv/bin/python --torch-backend cpu torch==2.13.0"
-    assert machine.calls() == ["-m venv ./venv", "-m pip install --quiet uv==0.13.8", uv, LIST, ITSELF, HOOK]
-
-
-@pytest.mark.runs
-def test_where_the_cpu_build_cannot_be_had_plain_pip_is_used(machine: Machine) -> None:
-    (machine.folder / "pip-config").unlink()
-    (machine.folder / "fail").write_text("--torch-backend")
-    assert machine.install().returncode == 0
-    assert machine.calls()[-4:] == ["-m pip install torch==2.13.0", LIST, ITSELF, HOOK]
-
-
-@pytest.mark.runs
-def test_a_gpu_gets_what_pip_gives(machine: Machine) -> None:
-    (machine.folder / "pip-config").unlink()
-    machine.program("nvidia-smi", "#!/bin/sh\nexit 0\n")
-    machine.install()
-    assert machine.calls()[1] == "-m pip install torch==2.13.0"
+    machine.program("nvidia-smi", f"#!/bin/sh\n{gpus}\n")
+    assert machine.install(fail=fail) == calls
 
 
 @pytest.mark.runs
 def test_no_fitting_python_says_what_to_do(machine: Machine) -> None:
-    done = machine.install(PYTHON="/nowhere/python3")
-    assert done.returncode == 1
-    assert "no Python 3.11, 3.12 or 3.13 with the venv module among: /nowhere/python3" in done.stderr
-    assert "PYTHON=/path/to/python3" in done.stderr
-    assert machine.calls() == []
+    assert machine.install(code=1, PYTHON="/nowhere/python3") == []
+    said = machine.done.stderr
+    assert "no Python 3.11, 3.12 or 3.13 with the venv module among: /nowhere/python3" in said
+    assert "PYTHON=/path/to/python3" in said
 
 
 @pytest.mark.runs
 def test_an_image_keeps_its_packages_when_only_the_project_changes(machine: Machine) -> None:
     """The packages are many gigabytes; a build without the layer that has them downloads all again."""
-    image = LIST.replace("pinned", "image")
     (machine.folder / "pyproject.toml").unlink()
-    assert machine.install(MODERNBERT_LIST="image.txt").returncode == 0
-    assert machine.calls() == ["-m venv ./venv", "-m pip install torch==2.13.0", image]
+    assert machine.install(MODERNBERT_LIST="image.txt") == [*WHOLE[:2], LIST.replace("pinned", "image")]
     (machine.folder / "pyproject.toml").write_text("")
-    assert machine.install(MODERNBERT_LIST="image.txt").returncode == 0
-    assert machine.calls()[-2:] == [ITSELF, HOOK] and "-m venv ./venv" not in machine.calls()
-    assert machine.install(MODERNBERT_LIST="image.txt").returncode == 0
-    assert machine.calls() == []
+    calls = machine.install(MODERNBERT_LIST="image.txt")
+    assert calls[-2:] == [ITSELF, HOOK] and WHOLE[0] not in calls
+    assert machine.install(MODERNBERT_LIST="image.txt") == []
 
 
 @pytest.mark.runs

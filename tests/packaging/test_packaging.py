@@ -10,6 +10,7 @@ import sys
 import tomllib
 import zipfile
 from importlib.metadata import files, requires, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,21 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def pins() -> dict[str, str]:
-    text = (ROOT / "requirements/pinned.txt").read_text()
-    return {name.lower(): pin for name, pin in re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE)}
+@pytest.fixture
+def declared(project: dict[str, Any]) -> list[str]:
+    extras = project["project"]["optional-dependencies"].values()
+    return [*project["project"]["dependencies"], *project["dependency-groups"]["dev"], *chain(*extras)]
+
+
+def pins(name: str) -> dict[str, tuple[str, ...]]:
+    """Return each package of a list, with its version and hashes."""
+    blocks = re.split(r"\n(?=\S)", (ROOT / "requirements" / name).read_text().strip())
+    found = [block.partition("==") for block in blocks if "==" in block and not block.startswith(("#", "-r"))]
+    return {package: tuple(rest.split()) for package, _, rest in found}
+
+
+def version_of(package: str) -> str:
+    return pins("pinned.txt")[package.lower()][0]
 
 
 def name_of(requirement: str) -> str:
@@ -39,45 +52,29 @@ def name_of(requirement: str) -> str:
 @pytest.mark.parametrize("name", ["pinned.txt", "image.txt", "flash.txt"])
 def test_every_pin_has_a_hash_and_no_index_is_named(name: str) -> None:
     """A pin without a hash is not installed at all; an index would bind the list to one place."""
-    lines = (ROOT / "requirements" / name).read_text().splitlines()
-    heads = [i for i, line in enumerate(lines) if not line.startswith(" ")]
-    for start, end in zip(heads, [*heads[1:], len(lines)], strict=True):
-        assert re.fullmatch(r"[a-z0-9.-]+==\S+ \\", lines[start]), lines[start]
-        assert end > start + 1, f"{lines[start]} has no hash"
-        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in lines[start + 1 : end])
+    pin, hashed = r"[a-z0-9.-]+==\S+ \\\n", r"    --hash=sha256:[0-9a-f]{64}"
+    assert re.fullmatch(rf"({pin}({hashed} \\\n)*{hashed}\n)+", (ROOT / "requirements" / name).read_text())
 
 
-def test_torch_is_not_pinned_in_the_list() -> None:
-    """Its build depends on the machine; a pin would bring CUDA to every laptop, or take it from a GPU."""
-    assert not {"torch", "torchvision", "triton"} & set(pins())
-    assert not [name for name in pins() if name.startswith("nvidia")]
-
-
-def test_exact_versions_agree_everywhere(project: dict[str, Any]) -> None:
+def test_exact_versions_agree_everywhere(project: dict[str, Any], declared: list[str]) -> None:
     """Else `make venv` and `uv sync` train with different libraries."""
-    declared = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
-    for extra in project["project"]["optional-dependencies"].values():
-        declared += extra
-    corrected = project["tool"]["uv"]["dependency-metadata"]
-    for package in corrected:
+    for package in project["tool"]["uv"]["dependency-metadata"]:
         declared += [f"{package['name']}=={package['version']}", *package["requires-dist"]]
     names = ("in.txt", "image-in.txt", "overrides.txt")
     inputs = "\n".join((ROOT / "requirements" / name).read_text() for name in names)
     declared += [line for line in inputs.splitlines() if "==" in line and "sys_platform" not in line]
-    exact = [re.split(r"==", requirement) for requirement in declared if "==" in requirement]
+    exact = [requirement.split("==") for requirement in declared if "==" in requirement]
     assert {"mosaicml", "mosaicml-streaming", "transformers"} <= {name for name, _ in exact}
-    for name, wanted in exact:
-        assert pins()[name.lower()] == wanted, name
+    assert [name for name, wanted in exact if version_of(name) != wanted] == []
 
 
-def test_everything_declared_is_in_the_list(project: dict[str, Any]) -> None:
-    """The list is installed without looking at requirements, so a new one must be put into it by hand."""
-    needed = [*project["project"]["dependencies"], *project["dependency-groups"]["dev"]]
-    for extra in project["project"]["optional-dependencies"].values():
-        needed += extra
-    names = {name_of(requirement) for requirement in needed}
+def test_everything_declared_is_in_the_list_but_for_torch(declared: list[str]) -> None:
+    """The list is installed without looking at requirements, so a new one must be put into it by hand. The build of
+    torch depends on the machine; a pin would bring CUDA to every laptop, or take it from a GPU."""
+    names, pinned = {name_of(requirement) for requirement in declared}, pins("pinned.txt").keys()
     # torch is built for one CUDA and installed first, flash-attn-4 is in flash.txt; the others are loggers to choose
-    assert names - set(pins()) == {"torch", "flash-attn-4", "mlflow", "tensorboard", "trackio"}
+    assert names - pinned == {"torch", "flash-attn-4", "mlflow", "tensorboard", "trackio"}
+    assert not [name for name in pinned if name in ("torchvision", "triton") or name.startswith("nvidia")]
 
 
 def test_requirements_for_uv_are_the_true_ones_without_the_caps(project: dict[str, Any]) -> None:
@@ -124,61 +121,51 @@ def test_the_wheel_holds_all_that_is_needed_and_nothing_else(tmp_path: Path, pro
     others = {"modernbert_train_import_hook.pth", f"modernbert_train-{__version__}.dist-info"}
     assert {n.split("/")[0] for n in names} == packages | others, "a release that an environment has is overwritten"
     assert hook == write_hook(tmp_path).read_text(encoding="utf-8")
-    assert bundled == {name: pins()[name] for name in ("mosaicml", "mosaicml-streaming")}
+    assert bundled == {name: version_of(name) for name in ("mosaicml", "mosaicml-streaming")}
     (original,) = [each for each in files("mosaicml") or [] if str(each) == "composer/trainer/trainer.py"]
     assert composer == Path(str(original.locate())).read_bytes()
-    licences = {f"modernbert_train/bundled/{folder}/LICENSE" for folder in ("composer", "streaming")}
-    assert licences | {"launch/templates/slurm.sh"} <= names
-    assert {f"modernbert_train/{p.relative_to(ROOT)}" for p in (ROOT / "yamls").rglob("*.yaml")} <= names
+    others = ("bundled/composer/LICENSE", "bundled/streaming/LICENSE", "py.typed", "report/page.css", "report/page.js")
+    others += tuple(f"report/vendor/{name}" for name in ("uplot.js", "uplot.css", "LICENSE.txt"))
+    recipes = [path.relative_to(ROOT) for path in (ROOT / "yamls").rglob("*.yaml")]
+    assert {f"modernbert_train/{each}" for each in (*others, *recipes)} | {"launch/templates/slurm.sh"} <= names
     skeletons = [*(ROOT / "modernbert_train/config/tools/skeletons").rglob("*.txt")]
-    assert len(skeletons) > 10 and {str(path.relative_to(ROOT)) for path in skeletons} <= names
-    assert "mosaicml" not in metadata
-    assert {"modernbert_train/py.typed", "modernbert_train/report/page.css", "modernbert_train/report/page.js"} <= names
-    vendored = ("uplot.js", "uplot.css", "LICENSE.txt")
-    assert {f"modernbert_train/report/vendor/{name}" for name in vendored} <= names
-    modules = {str(p.relative_to(ROOT)) for name in packages for p in (ROOT / name).rglob("*.py")}
-    assert modules <= names
-    assert "License-Expression: Apache-2.0" in metadata
+    modules = [path for name in packages for path in (ROOT / name).rglob("*.py")]
+    assert len(skeletons) > 10 and {str(path.relative_to(ROOT)) for path in (*skeletons, *modules)} <= names
+    assert "mosaicml" not in metadata and "License-Expression: Apache-2.0" in metadata
     assert any(n.endswith("licenses/LICENSE") for n in names)
 
 
-def test_the_image_is_pinned_and_runs_without_root() -> None:
-    """A moving base breaks builds months later; root in a container writes root's files into users' folders."""
-    text = (ROOT / "Dockerfile").read_text()
-    commands = [c.split(maxsplit=1) for c in re.sub(r"\\\n", " ", text).splitlines() if c and not c.startswith("#")]
-    bases = [rest.split()[0] for word, rest in commands if word == "FROM"]
-    assert len(bases) == 1
-    assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*", bases[0])
-    assert [rest for word, rest in commands if word == "USER"][-1] not in ("root", "0")
-    assert not [word for word, _ in commands if word == "ADD"]
-    assert any("requirements/install.sh" in rest for word, rest in commands if word == "RUN")
-    assert "latest" not in text
-    assert not re.search(r"https?://", text)
-    for word, rest in commands:
-        if word == "RUN" and "apt-get install" in rest:
-            assert "--no-install-recommends" in rest
-            assert "rm -rf /var/lib/apt/lists" in rest
+@pytest.fixture
+def dockerfile() -> list[list[str]]:
+    """Return the commands of the image: their first word, and the rest."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    return [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
 
 
-def test_the_image_installs_its_packages_before_it_copies_the_project() -> None:
+def test_the_image_is_pinned_and_runs_without_root(dockerfile: list[list[str]]) -> None:
+    """A moving base breaks builds months later; root in a container writes root's files into users' folders. NCCL loads
+    InfiniBand's libraries at run time, and without them uses TCP without a word."""
+    (base,) = [rest.split()[0] for word, rest in dockerfile if word == "FROM"]
+    assert re.fullmatch(r"[\w./-]+:\d+\.\d+\.\d+[\w.-]*", base)
+    assert [rest for word, rest in dockerfile if word == "USER"][-1] not in ("root", "0")
+    assert "ADD" not in [word for word, _ in dockerfile]
+    assert not re.search(r"latest|https?://", (ROOT / "Dockerfile").read_text())
+    (installed,) = [rest for word, rest in dockerfile if word == "RUN" and "apt-get install" in rest]
+    assert "--no-install-recommends" in installed and "rm -rf /var/lib/apt/lists" in installed
+    assert {"libibverbs1", "ibverbs-providers", "rdma-core"} <= {*installed.partition("rm -rf")[0].split()}
+
+
+def test_the_image_installs_its_packages_before_it_copies_the_project(dockerfile: list[list[str]]) -> None:
     """Else every change of a line of code downloads and installs all of CUDA again."""
-    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ").splitlines()
-    copies = [number for number, line in enumerate(lines) if line.startswith("COPY")]
-    installs = [number for number, line in enumerate(lines) if line.startswith("RUN sh ") and "install.sh" in line]
-    assert [lines[number].split()[2] for number in copies] == ["requirements", "."]
+    copies = [number for number, (word, _) in enumerate(dockerfile) if word == "COPY"]
+    installs = [n for n, (word, rest) in enumerate(dockerfile) if word == "RUN" and re.match("sh .*install.sh", rest)]
+    assert [dockerfile[number][1].split()[1] for number in copies] == ["requirements", "."]
     assert copies[0] < installs[0] < copies[1] < installs[1]
-    assert any("MODERNBERT_LIST=image.txt" in line for line in lines[: installs[0]])
-
-
-def test_the_image_can_use_infiniband() -> None:
-    """NCCL loads these at run time, and without them uses TCP without a word."""
-    text = (ROOT / "Dockerfile").read_text()
-    installed = re.split(r"\s+", text[text.index("apt-get install") : text.index("rm -rf")])
-    assert {"libibverbs1", "ibverbs-providers", "rdma-core"} <= set(installed)
+    assert any("MODERNBERT_LIST=image.txt" in rest for _, rest in dockerfile[: installs[0]])
 
 
 def test_the_image_has_the_tested_versions_and_no_tools_of_developers() -> None:
-    whole, image = _pins("pinned.txt"), _pins("image.txt")
+    whole, image = pins("pinned.txt"), pins("image.txt")
     assert image.items() <= whole.items()  # versions and hashes
     tools = {"pytest", "hypothesis", "ruff", "pyrefly", "moto", "flask", "mkdocs", "mkdocs-material", "torch-optimi"}
     assert tools <= whole.keys() and not tools & image.keys()
@@ -187,34 +174,23 @@ def test_the_image_has_the_tested_versions_and_no_tools_of_developers() -> None:
 
 
 def test_the_cuda_build_is_tested_with_the_same_versions() -> None:
-    beside = {name: pin for name, pin in _pins("cuda.txt").items() if not name.startswith("-r ")}
     assert "-r image.txt" in (ROOT / "requirements/cuda.txt").read_text()
-    assert "pytest" in beside and beside.items() <= _pins("pinned.txt").items()
+    assert "pytest" in pins("cuda.txt") and pins("cuda.txt").items() <= pins("pinned.txt").items()
 
 
 def test_the_extra_brings_a_flash_attention_that_is_taken(project: dict[str, Any]) -> None:
     """And the one that is compiled in the tests is another that would be."""
     (wanted,) = project["project"]["optional-dependencies"]["flash"]
     assert wanted == f"flash-attn-4[cu13]>={FLASH_4_OLDEST}" and wanted in FLASH_4_INSTALL
-    tested = _pins("flash.txt")["flash-attn-4"].split()[0]
-    assert Version(tested) >= Version(FLASH_4_OLDEST)
-
-
-def _pins(name: str) -> dict[str, str]:
-    """Each package of a list, with its version and hashes."""
-    blocks = re.split(r"\n(?=\S)", (ROOT / "requirements" / name).read_text().strip())
-    return {block.partition("==")[0]: block.partition("==")[2] for block in blocks if not block.startswith("#")}
+    assert Version(pins("flash.txt")["flash-attn-4"][0]) >= Version(FLASH_4_OLDEST)
 
 
 def test_no_registry_is_written_into_the_files_that_install() -> None:
     """Users behind mirrors configure pip; a host written here would go around them."""
-    files = ["pyproject.toml", "Makefile", "Dockerfile", ".ci/run"]
-    files += [str(p.relative_to(ROOT)) for p in (ROOT / "requirements").iterdir() if p.is_file()]
-    for name in files:
-        text = (ROOT / name).read_text()
-        assert not re.search(r"https?://|file://|--(extra-)?index-url|--find-links", text.replace("--no-emit", "")), (
-            name
-        )
+    files = [ROOT / name for name in ("pyproject.toml", "Makefile", "Dockerfile", ".ci/run")]
+    files += [path for path in (ROOT / "requirements").iterdir() if path.is_file()]
+    host = re.compile(r"https?://|file://|--(extra-)?index-url|--find-links")
+    assert [path.name for path in files if host.search(path.read_text())] == []
 
 
 @pytest.mark.runs

@@ -43,24 +43,25 @@ LARGE = {
 }
 
 
+def recipe(name: str, ranks: int = 8) -> RunConfig:
+    """Read a recipe that this number of ranks can train."""
+    config = load_run([RECIPES / f"{name}.yaml"])
+    check(config, num_ranks=ranks)
+    return config
+
+
 @pytest.mark.parametrize(("name", "table"), [("modernbert-base", BASE), ("modernbert-large", LARGE)])
 def test_the_recipe_is_the_published_one(name: str, table: dict[float, tuple[float, ...]]) -> None:
-    config = load_run([RECIPES / f"{name}.yaml"])
-    check(config, num_ranks=8)
+    config = recipe(name)
     assert config.total_tokens == 2019 * G
     assert (config.objective.mask_rate, config.objective.eval_mask_rate) == (0.3, 0.15)
     assert (config.optim.betas, config.optim.eps, config.model.attention_out_dropout) == ((0.9, 0.98), 1e-6, 0.1)
-    for tokens, expected in table.items():
-        position = Clock.of(config).at(int(tokens))
-        found = (
-            lr_at(Clock.of(config), int(tokens)),
-            weight_decay_at(Clock.of(config), int(tokens)),
-            max_lr_at(Clock.of(config), int(tokens)),
-            Clock.of(config).at(int(tokens)).model.global_rope_theta,
-            batch_rows_at(position.phase, position.tokens),
-            position.phase.row_tokens,
-        )
-        assert found == pytest.approx(expected, rel=1e-6), f"{tokens:,} tokens"
+    clock = Clock.of(config)
+    for tokens, expected in ((int(tokens), expected) for tokens, expected in table.items()):
+        now = clock.at(tokens)
+        rates = lr_at(clock, tokens), weight_decay_at(clock, tokens), max_lr_at(clock, tokens)
+        rows = batch_rows_at(now.phase, now.tokens), now.phase.row_tokens
+        assert (*rates, now.model.global_rope_theta, *rows) == pytest.approx(expected, rel=1e-6), f"{tokens:,} tokens"
 
 
 @pytest.mark.runs
@@ -108,13 +109,8 @@ def words(data: Path, runs: Path, file: str, *overrides: str) -> list[str]:
         *(f"phases.{n}.batch_warmup.tokens=3000" for n, p in config.phases.items() if p.batch_warmup),
         *(f"data.{key}={data / key}" for key in ("train", "validation", "tokenizer")),
         "model.attention_out_dropout=0",  # it is keyed by the step, and a phase alone counts from 1
-        *(
-            f"runs_folder={runs}",
-            "data.num_workers=0",
-            "eval={interval_tokens: null, max_tokens: 1000}",
-            "compute.device=cpu",
-        ),
-        *overrides,
+        *(f"runs_folder={runs}", "data.num_workers=0", "eval={interval_tokens: null, max_tokens: 1000}"),
+        *("compute.device=cpu", *overrides),
     ]
 
 
@@ -155,8 +151,7 @@ BERTS = {
 
 @pytest.mark.parametrize("name", BERTS)
 def test_berts_are_trained_as_published(name: str) -> None:
-    config = load_run([RECIPES / f"{name}.yaml"])
-    check(config, num_ranks=8)
+    config = recipe(name)
     parameters, steps, batches = BERTS[name]
     assert count_parameters(config.model, config.objective).total == parameters
     assert {key: phase.batch_rows * phase.row_tokens for key, phase in config.phases.items()} == batches
@@ -172,8 +167,7 @@ ESM = {"8m": (6, 320), "35m": (12, 480), "150m": (30, 640), "650m": (33, 1280)} 
 @pytest.mark.parametrize("size", ESM)
 def test_esm_is_trained_as_published(size: str) -> None:
     """500,000 steps of 2 M tokens; 15 % masked, of which 80 % are [MASK] and 10 % random, as token dropout assumes."""
-    config = load_run([RECIPES / f"esm2-{size}.yaml"])
-    check(config, num_ranks=8)
+    config = recipe(f"esm2-{size}")
     assert (config.model.num_layers, config.model.hidden_size, config.model.num_heads) == (*ESM[size], 20)
     assert config.model.intermediate_size == 4 * config.model.hidden_size
     batch = 2048 * 1024
@@ -199,8 +193,7 @@ ETTIN = {
 
 @pytest.mark.parametrize("size", ETTIN)
 def test_ettin_is_trained_as_published(size: str) -> None:
-    config = load_run([RECIPES / f"ettin-{size}.yaml"])
-    check(config, num_ranks=4)
+    config = recipe(f"ettin-{size}", 4)
     parameters, rate, decay, warmup = ETTIN[size]
     assert count_parameters(config.model).total == parameters
     assert config.model.head_size == 64 and config.total_tokens == 2000 * G
@@ -225,17 +218,13 @@ def test_the_rate_of_bert_is_one_line_over_both_lengths() -> None:
     config = load_run([RECIPES / "bert-base.yaml"])
     border = config.phases["short"].tokens
     assert lr_at(Clock.of(config), 327_680_000) == pytest.approx(1e-4)
-    assert (
-        lr_at(Clock.of(config), border - 1)
-        == pytest.approx(1e-5, rel=1e-3)
-        == pytest.approx(lr_at(Clock.of(config), border), rel=1e-3)
-    )
+    before, after = (lr_at(Clock.of(config), tokens) for tokens in (border - 1, border))
+    assert before == pytest.approx(1e-5, rel=1e-3) and after == pytest.approx(before, rel=1e-3)
 
 
 def test_xlnet_is_trained_as_it_was_compared_with_bert() -> None:
     """Parameters of transformers' XLNetLMHeadModel, a million steps of 256 times 512 tokens, one in six predicted."""
-    config = load_run([RECIPES / "xlnet-base.yaml"])
-    check(config, num_ranks=8)
+    config = recipe("xlnet-base")
     phase = config.phases["main"]
     assert count_parameters(config.model).total == 116_750_336
     assert phase.tokens == 1_000_000 * phase.batch_rows * phase.row_tokens and phase.batch_rows * 512 == 256 * 512
@@ -261,8 +250,7 @@ def test_a_run_that_begins_masked_ends_by_telling_tokens(tiny_data: Path, tmp_pa
 
 def test_continued_pretraining_begins_at_the_rate_that_the_checkpoint_was_left_with() -> None:
     """Warmed up within ten steps to the rate of the context extension; with replay, the model's context, a decay."""
-    config = load_run([RECIPES / "continue.yaml"])
-    check(config, num_ranks=8)
+    config = recipe("continue")
     context = load_run([RECIPES / "modernbert-base.yaml"])
     assert lr_at(Clock.of(config), 1 * G) == pytest.approx(lr_at(Clock.of(context), 1720 * G))
     assert config.model == Clock.of(context).at(1720 * G).model
@@ -276,8 +264,7 @@ def test_continued_pretraining_begins_at_the_rate_that_the_checkpoint_was_left_w
 
 def test_the_extension_to_32_768_tokens_scales_positions_by_the_factor_of_its_rows() -> None:
     """It continues from the context extension, with as many tokens in a step, and only global layers are scaled."""
-    config = load_run([RECIPES / "context-32k.yaml"])
-    check(config, num_ranks=8)
+    config = recipe("context-32k")
     before = Clock.of(load_run([RECIPES / "modernbert-base.yaml"])).at(1720 * G)
     for name, phase in config.phases.items():
         model = config.in_phase[name].modernbert

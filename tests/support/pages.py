@@ -28,12 +28,16 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
+def typed(page: Path) -> list[str]:
+    """The lines of the `bash` blocks, with their comments."""
+    lines = [line for block in blocks(page, "bash") for line in re.sub(r"\s*\\\n\s*", " ", block).splitlines()]
+    return [line.strip() for line in lines if line.strip()]
+
+
 def commands(page: Path) -> list[Command]:
-    typed = [line for block in blocks(page, "bash") for line in re.sub(r"\s*\\\n\s*", " ", block).splitlines()]
     shown = [line for block in blocks(page, "text") for line in block.splitlines()]
-    lines = [*typed, *(line.removeprefix("$ ") for line in shown if line.startswith("$ "))]
     found = []
-    for line in filter(str.strip, lines):
+    for line in [*typed(page), *(line.removeprefix("$ ") for line in shown if line.startswith("$ "))]:
         text, *comments = re.split(r"\s+# ", line.strip())
         comment = "".join(comments)
         needs = comment.removeprefix("needs ") if comment.startswith("needs ") else None

@@ -1,9 +1,27 @@
-"""Texts in programs: messages, help and names, without docstrings."""
+"""The source of the project: its syntax trees, and its texts, that is messages, help and names without docstrings."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from tests.support.packages import PACKAGES
+from tests.support.paths import ROOT
+
+
+@cache
+def parsed() -> dict[Path, ast.Module]:
+    """Return every file of our packages by its path, relative to the root."""
+    files = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return {path.relative_to(ROOT): ast.parse(path.read_text("utf-8")) for path in files}
+
+
+@cache
+def messages() -> dict[Path, str]:
+    """Return the texts of every file of our packages, without docstrings."""
+    return {path: "\n\n".join(texts_of(tree)) for path, tree in parsed().items()}
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:
