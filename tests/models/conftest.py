@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.batches import lay_out, mlm_batch
 from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.models.attention import choose_kernel, flash, flex, tiles, varlen
 from tests.support import encoders
 from tests.support.encoders import PAD
 
@@ -41,6 +42,27 @@ def small() -> Callable[..., ModernBertConfig]:
 @pytest.fixture
 def build() -> Callable[..., Any]:
     return encoders.build
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[tuple[int, int]], torch.device]]:
+    """Make kernels believe in a GPU of a given capability, with all that they need but FlashAttention 2 and 3."""
+
+    def pretend(capability: tuple[int, int]) -> torch.device:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+        monkeypatch.setattr(torch.backends.cudnn, "version", lambda: None)
+        monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)  # a CPU build lacks FlashAttention
+        for kernel in (flex, tiles):
+            monkeypatch.setattr(kernel, "missing_on_gpu", list)
+        for name in ("flash2", "flash3"):
+            monkeypatch.setattr(flash, name, None)
+        return torch.device("cuda")
+
+    choose_kernel.cache_clear()
+    yield pretend
+    choose_kernel.cache_clear()  # of this machine nothing is known
 
 
 @pytest.fixture
