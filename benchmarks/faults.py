@@ -884,7 +884,7 @@ FAULTS = (
         "return self.dropout(self.norm(sum_TD))",
         "return self.norm(self.dropout(sum_TD))",
         "BERT's recipe: dropout stands after the norm of the embeddings",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "albert-output-dropout",
@@ -892,7 +892,7 @@ FAULTS = (
         "self.norm(x_TD + self.dropout(self.Wo(out_TNH.flatten(1))))",
         "self.norm(x_TD + self.Wo(self.dropout(out_TNH.flatten(1))))",
         "ALBERT's recipe: dropout stands after the output projection",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "regions-rows",
@@ -908,7 +908,7 @@ FAULTS = (
         "inner_TF = self.dropout(F.gelu(self.Wi(x_TD), approximate=self.approximate))",
         "inner_TF = F.gelu(self.Wi(x_TD), approximate=self.approximate)",
         "XLNet's recipe: dropout within the feed-forward",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "xlnet-last-dropout",
@@ -916,7 +916,7 @@ FAULTS = (
         "        return self.leave(self.dropout(hidden_TD), positions_M)",
         "        return self.leave(hidden_TD, positions_M)",
         "XLNet's recipe: dropout after the last layer",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "losses-of-two-phases",
@@ -1133,7 +1133,7 @@ FAULTS = (
         "F.gelu(self.dropout(mixed_TD), approximate=self.approximate)",
         "self.dropout(F.gelu(mixed_TD, approximate=self.approximate))",
         "DeBERTa's published convolution: dropout comes before the activation",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "last-bucket",

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.batches import all_logits, lay_out, mean_loss
 from modernbert_train.config.objective import Order
-from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.schema import ModelConfig, ModernBertConfig
 from modernbert_train.models.pairs import PairHead
 from modernbert_train.weights.formats import export_format
 from modernbert_train.weights.formats.tensors import to_hf
@@ -28,6 +28,7 @@ from tests.support.encoders import (
     DEBERTA,
     DEBERTA_NARROW,
     DEBERTA_V1,
+    ENCODERS,
     ESM,
     LLAMAS,
     MODERNBERT,
@@ -40,6 +41,7 @@ from tests.support.encoders import (
     fill,
     ids,
     twin_of,
+    with_dropout,
 )  # fmt: skip
 
 Make = Callable[..., Any]
@@ -199,3 +201,63 @@ def test_large_weights_in_fp64_leave_no_difference(sequences: Make, way: str) ->
             logits = model.logits(own, torch.arange(len(ids)))
             torch.testing.assert_close(logits, out.prediction_logits[0], atol=1e-10, rtol=0)
             torch.testing.assert_close(pair_head(own[0]), out.sop_logits[0], atol=1e-10, rtol=0)
+
+
+BASE = ModernBertConfig(global_rope_theta=160_000.0)
+LARGE = replace(BASE, hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
+EDGES = [64, 65, 1, 128, 129, 1024]  # at which windows and blocks begin and end
+
+
+@pytest.mark.weekly
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    ("config", "lengths"), [(BASE, EDGES), (LARGE, EDGES), (BASE, [8192, 300])], ids=["base", "large", "8192"]
+)
+def test_real_sizes_equal_transformers(config: ModernBertConfig, lengths: list[int], sequences: Make) -> None:
+    """Hidden states, every fifth logit, and the gradient of every weight. Of long documents, which are the point of the
+    architecture, without gradients: an error of angles or windows grows with the distance."""
+    model, apart, trains = build(config), sequences(lengths, config.vocab_size), lengths is EDGES
+    twin, ends = twin_of(model), [0, *accumulate(lengths)]
+    twin.set_attn_implementation("sdpa")
+    ours = torch.zeros(())
+    with torch.set_grad_enabled(trains):
+        hidden_TD = model.encode(lay_out(torch.cat(apart), ends))
+        for ids_T, start, end in zip(apart, ends[:-1], ends[1:], strict=True):
+            states = twin.model(ids_T[None]).last_hidden_state[0]
+            logits, found = twin.decoder(twin.head(states[::5])), model.logits(hidden_TD, torch.arange(start, end, 5))
+            torch.testing.assert_close(hidden_TD[start:end], states, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(found, logits, atol=1e-5, rtol=1e-5)
+            if trains:
+                ours = ours + F.cross_entropy(found, ids_T[::5], reduction="sum")
+                F.cross_entropy(logits, ids_T[::5], reduction="sum").backward()
+    if trains:
+        ours.backward()
+        assert_same_gradients({name: each.grad for name, each in model.named_parameters()}, config, twin)
+
+
+def times_0_7(module: nn.Dropout, x: Tensor) -> Tensor:
+    """Replaces a Dropout's forward; tensors of 4 dimensions are the probabilities of transformers' XLNet."""
+    return 0.7 * x if module.training and x.dim() < 4 else x
+
+
+@pytest.mark.parametrize("name", ["bert", "albert", "deberta", "deberta, narrow", "xlnet"])
+@torch.no_grad()
+def test_hidden_states_in_training_mode_equal_transformers(
+    name: str, sequences: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With dropout in another place, a published recipe regularises another model. Random masks cannot be compared, so
+    each dropout multiplies by 0.7. Dropout of attention probabilities is not compared, since no encoder here has it."""
+    model = build(with_dropout(ENCODERS[name], 0.1))
+    twin, apart = twin_of(model).base_model, sequences([37, 20])
+    packed = lay_out(torch.cat(apart), [0, 37, 57])
+    still = model.encode(packed)
+    monkeypatch.setattr(nn.Dropout, "forward", times_0_7)
+    model.train()
+    for module in twin.modules():  # theirs of probabilities have a separate rate, or are absent here
+        if isinstance(module, nn.Dropout):
+            module.train()
+    hidden_TD = model.encode(packed)
+    assert (hidden_TD - still).abs().max() > 0.1
+    expected = torch.cat([twin(input_ids=ids[None])[0][0] for ids in apart])
+    torch.testing.assert_close(hidden_TD, expected, atol=1e-5, rtol=1e-5)

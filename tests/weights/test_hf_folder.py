@@ -17,13 +17,15 @@ from torch import Tensor
 
 from benchmarks.batches import lay_out, mlm_batch
 from modernbert_train.batch import Batch
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.schema import BertConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import export, load_weights
+from tests.support.encoders import BERT, ROBERTA
 from tests.support.exported import CONFIG, edit, write
 from tests.support.small_checkpoint import BAD_TENSORS
+from tests.weights.formats.models import weights_of
 
 
 def one_sequence(ids: Tensor) -> Batch:
@@ -112,28 +114,6 @@ def test_the_special_tokens_of_an_older_tokenizer_travel_along(
     exported = write(model, older, tmp_path / "hf")
     assert (exported / "special_tokens_map.json").read_text() == '{"mask_token": "[MASK]"}'
     write(model, older, exported)  # it is recognised as our export when it is replaced
-
-
-def test_an_export_is_on_the_disk_before_it_replaces_the_last_one(
-    model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rename may reach the disk before the contents: after a power cut neither model would exist."""
-    synced: set[int] = set()
-    ready: list[set[int]] = []
-    fsync, rename = os.fsync, Path.rename
-
-    def note_sync(descriptor: int) -> None:
-        fsync(descriptor)
-        synced.add(os.fstat(descriptor).st_ino)
-
-    def note_rename(self: Path, target: Path) -> Path:
-        ready.append({path.stat().st_ino for path in self.iterdir()} - synced if target == exported else set())
-        return rename(self, target)
-
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(Path, "rename", note_rename)
-    write(model, tokenizer_folder, exported)
-    assert ready == [set(), set()] and len(synced) >= 5  # the old one moved aside, the new one in its place
 
 
 def test_the_tied_decoder_is_stored_once(exported: Path) -> None:
@@ -276,3 +256,11 @@ def test_a_failed_export_leaves_nothing_behind(
         write(model, tokenizer_folder, exported, card="# Newer\n")
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
     assert [path.name for path in exported.parent.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("config", [BERT, replace(ROBERTA, position_offset=12)], ids=["bert", "roberta"])  # [PAD]: 11
+def test_an_export_is_read_as_long_as_its_run(config: BertConfig, tokenizer_folder: Path, tmp_path: Path) -> None:
+    """config.json has the positions; longer texts than in training would be cut elsewhere than by the run."""
+    export(weights_of(config), config, max_tokens=24, tokenizer_folder=tokenizer_folder, out=tmp_path / "hf", card="")
+    found = read_folder(tmp_path / "hf")
+    assert (found.model.max_positions, found.max_tokens) == (config.max_positions, 24)

@@ -5,32 +5,27 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 import transformers
-import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.__main__ import main
-from modernbert_train.config.schema import ComputeConfig, DebertaConfig, MaskedLmConfig
+from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.models.replaced import Discriminator
 from modernbert_train.weights.formats import deberta, export_format, read
 from modernbert_train.weights.formats.tensors import from_hf, to_hf
-from tests.weights.formats.models import SAID, assert_equal, describe, randomized, weights_of, write
-
-V2, V1, NARROW = (SAID[name] for name in ("deberta", "deberta v1", "deberta, narrow"))
-BOTH = pytest.mark.parametrize("config", [V2, V1, NARROW], ids=["v2", "v1", "narrow"])
+from tests.support.encoders import DEBERTA, fill
+from tests.weights.formats.models import assert_equal, describe
 
 
 @torch.no_grad()
 def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path) -> None:
     """With legacy=False, as `save_pretrained` stores it; otherwise transformers draws a new head."""
     torch.manual_seed(3)
-    settings = transformers.DebertaV2Config(**describe(V2) | {"legacy": False, "initializer_range": 0.3})
+    settings = transformers.DebertaV2Config(**describe(DEBERTA) | {"legacy": False, "initializer_range": 0.3})
     twin = transformers.DebertaV2ForMaskedLM(settings).eval()
     twin.save_pretrained(tmp_path)
     said = read(json.loads((tmp_path / "config.json").read_text()), "config.json")
@@ -43,44 +38,17 @@ def test_the_head_of_released_files_is_read_as_transformers_does(tmp_path: Path)
     torch.testing.assert_close(logits_TV, twin(ids_T[None]).logits[0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.runs
-@BOTH
-def test_the_names_of_released_files_are_read(config: DebertaConfig) -> None:
-    """Their head is named differently, and they have unused positions."""
-    weights = weights_of(config)
-    there = to_hf(export_format(config, "all"), weights, config)
-    released = {"deberta.embeddings.position_embeddings.weight": torch.ones(40, 32)}
-    for name, tensor in there.items():
-        name = name.replace("cls.predictions.transform.", "lm_predictions.lm_head.")
-        released[name.replace("cls.predictions.bias", "lm_predictions.lm_head.bias")] = tensor
-    assert "lm_predictions.lm_head.LayerNorm.weight" in released and "lm_predictions.lm_head.bias" in released
-    assert_equal(from_hf(export_format(config, "all"), released, config, "file"), weights)
-
-
-def test_a_model_that_detects_replaced_tokens_is_continued_as_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its class in config.json is an encoder's, so the weights are read; else it becomes a masked LM."""
-    encoder = build_model(V2, MaskedLmConfig()).model
-    model = randomized(Discriminator(encoder))  # type: ignore[arg-type]
-    folder = write(tmp_path / "hf", V2, model.state_dict())
-    for name in ("config.json", "."):
-        assert main(["init", "from", str(folder / name)]) == 0
-        ours = yaml.safe_load(capsys.readouterr().out)
-        assert ours["objective"] == {"name": "rtd"} and ours["weights"] == {"init_from": str(folder)}
-
-
 @torch.no_grad()
 def test_a_head_that_detects_replaced_tokens_is_v3s() -> None:
     """With the names of the released files, and computed the same: the first token's state is added, then norm, dense
     matrix, GELU and one logit."""
-    with torch.device("cpu"):
-        encoder = build_model(V2, MaskedLmConfig()).model
-    model = randomized(Discriminator(encoder))  # type: ignore[arg-type]
+    encoder = build_model(DEBERTA, MaskedLmConfig()).model
+    model = Discriminator(encoder).eval()  # type: ignore[arg-type]
+    fill(model, DEBERTA)
     weights = model.state_dict()
-    there = to_hf(deberta.FORMAT, weights, V2)
-    assert_equal(from_hf(deberta.FORMAT, there, V2, "file"), weights)
-    assert deberta.FORMAT.read(describe(V2, modules=("model", "token_head")), "file").detects
+    there = to_hf(deberta.FORMAT, weights, DEBERTA)
+    assert_equal(from_hf(deberta.FORMAT, there, DEBERTA, "file"), weights)
+    assert deberta.FORMAT.read(describe(DEBERTA, modules=("model", "token_head")), "file").detects
     packed = lay_out(torch.arange(5, 35), [0, 20, 30, 30])
     hidden_TD = model.encode(packed)
     logits_T = model.logits(model.model.token_states(hidden_TD, packed))
@@ -90,7 +58,7 @@ def test_a_head_that_detects_replaced_tokens_is_v3s() -> None:
 
     for own in (slice(0, 20), slice(20, 30)):
         mixed = hidden_TD[own] + hidden_TD[own.start]
-        mixed = torch.nn.functional.layer_norm(mixed, (32,), of("LayerNorm.weight"), of("LayerNorm.bias"), 1e-7)
+        mixed = torch.nn.functional.layer_norm(mixed, (48,), of("LayerNorm.weight"), of("LayerNorm.bias"), 1e-7)
         mixed = torch.nn.functional.gelu(mixed @ of("dense.weight").T + of("dense.bias"))
         expected = (mixed @ of("classifier.weight").T + of("classifier.bias")).squeeze(-1)
         torch.testing.assert_close(logits_T[own], expected, atol=1e-5, rtol=1e-5)

@@ -98,14 +98,6 @@ def test_tables_are_of_one_another() -> None:
     )  # which classes are exported: tests/evaluate/finetune
 
 
-def test_weights_for_which_there_is_no_format_are_not_exported() -> None:
-    class Toy(ModelConfig):
-        pass
-
-    with pytest.raises(ConfigError, match=r"model\.name=toy: transformers lacks such a model"):
-        export_format(Toy(name="toy"), "all")
-
-
 def test_an_untied_decoder_is_not_exported() -> None:
     config = MODELS["modernbert"]
     weights = dict(build_model(config, SentenceOrderConfig()).state_dict())

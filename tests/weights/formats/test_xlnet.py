@@ -14,21 +14,11 @@ import yaml
 from modernbert_train.__main__ import main
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import PermutationLmConfig, XLNetConfig
-from modernbert_train.models.build import build_model
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.fill import fill
-from modernbert_train.weights.formats import xlnet
-from modernbert_train.weights.formats.tensors import from_hf, to_hf
 from modernbert_train.weights.hf_folder import export
-from tests.weights.formats.models import XLNET, assert_equal, describe, randomized, weights_of
-
-
-def test_a_copy_of_the_embedding_is_read_as_the_tied_decoder() -> None:
-    weights = weights_of(XLNET)
-    there = to_hf(xlnet.FORMAT, weights, XLNET)
-    assert "lm_loss.weight" not in there
-    copied = there | {"lm_loss.weight": there["transformer.word_embedding.weight"]}
-    assert_equal(from_hf(xlnet.FORMAT, copied, XLNET, "file"), weights)
+from tests.support.encoders import XLNET
+from tests.weights.formats.models import describe, weights_of
 
 
 @pytest.mark.parametrize(("order", "objective"), [("all", "mlm"), ("causal", "causal"), ("given", "permutation")])
@@ -48,13 +38,13 @@ def test_import_config_continues_with_what_it_was_trained_on(
 def test_a_mask_is_filled_by_what_was_trained_to(tiny_data: Path, tmp_path: Path) -> None:
     """After permuted orders by a query token, after masks at [MASK]: the other was never trained."""
     config = replace(XLNET, vocab_size=512)
-    model, vocabulary = randomized(build_model(config, PermutationLmConfig())), read_vocabulary(tiny_data / "tokenizer")
+    weights, vocabulary = weights_of(config, PermutationLmConfig()), read_vocabulary(tiny_data / "tokenizer")
     words = "the day was [MASK] and long"
     said = {}
     for order in ("all", "given"):
         folder = tmp_path / order
         export(
-            model.state_dict(), config, order=order, max_tokens=64, tokenizer_folder=tiny_data / "tokenizer",
+            weights, config, order=order, max_tokens=64, tokenizer_folder=tiny_data / "tokenizer",
             out=folder, card="",
         )  # fmt: skip
         said[order] = fill(folder, [words], top=3)
