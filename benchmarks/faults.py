@@ -836,7 +836,7 @@ FAULTS = (
         "return cls(encoder, z_loss=objective.z_loss)",
         "return cls(encoder)",
         "objective.z_loss, regardless of the YAML",
-        ("tests/models/test_every_key.py",),
+        ("tests/models/test_training.py",),
     ),
     Fault(
         "muon-betas",
@@ -948,7 +948,7 @@ FAULTS = (
         "    logits_CV = logits_CV.float()\n    column_C",
         "    column_C",
         "digits of the loss and of its gradient, on GPUs",
-        ("tests/models/test_every_key.py",),
+        ("tests/models/test_training.py",),
     ),
     Fault(
         "line-behind-checkpoint",

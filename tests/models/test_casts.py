@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from modernbert_train.batch import Batch
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.casts import Linear
 from modernbert_train.train import gradients as making
 from modernbert_train.train.gradients import gradients
+from tests.support.operators import Operators
 
 Make = Callable[..., Any]
 CPU = torch.device("cpu")
 MICROBATCHES = 4
 
 
-class Casts(TorchDispatchMode):
+@contextmanager
+def counted_casts() -> Iterator[Counter[tuple[int, ...]]]:
     """How often matrices of each shape are cast from fp32 to bf16."""
+    matrices: Counter[tuple[int, ...]] = Counter()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.matrices: Counter[tuple[int, ...]] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+    def see(func: Any, args: Any, kwargs: Any, found: Any) -> None:
         pairs: list[tuple[Tensor, Tensor]] = []
         if func is torch.ops.aten._to_copy.default:
             pairs = [(found, args[0])]
@@ -40,8 +37,10 @@ class Casts(TorchDispatchMode):
             pairs = list(zip(*args, strict=True))
         for to, source in pairs:
             if (to.dtype, source.dtype) == (torch.bfloat16, torch.float32):
-                self.matrices[tuple(to.shape)] += 1
-        return found
+                matrices[tuple(to.shape)] += 1
+
+    with Operators(see):
+        yield matrices
 
 
 def step_of(batches: list[Batch]) -> Any:
@@ -71,15 +70,15 @@ def test_a_step_casts_each_matrix_once_and_gives_the_same_bits(
     model = build(small(num_layers=4), activation_checkpointing=recompute).train()
     matrices = Counter(tuple(each.weight.shape) for each in model.modules() if isinstance(each, Linear))
     assert sum(matrices.values()) == 4 * 4 + 2
-    with Casts() as once:
+    with counted_casts() as once:
         found = trained(model, batches)
     monkeypatch.setattr(making, "cast_once", lambda model, dtype: nullcontext())
-    with Casts() as again:
+    with counted_casts() as again:
         expected = trained(model, batches)
-    counted = {shape: once.matrices[shape] for shape in matrices}
+    counted = {shape: once[shape] for shape in matrices}
     assert counted == matrices
     passes = 2 if recompute else 1
-    in_layers = sum(again.matrices[shape] for shape in matrices) - 2 * MICROBATCHES  # head and decoder
+    in_layers = sum(again[shape] for shape in matrices) - 2 * MICROBATCHES  # head and decoder
     assert in_layers == 4 * 4 * MICROBATCHES * passes
     assert all(map(torch.equal, found[0], expected[0]))
     assert all(torch.equal(found[1][name], expected[1][name]) for name in expected[1])
@@ -94,9 +93,9 @@ def test_nothing_is_left_of_the_casts(small: Make, build: Make, batches: list[Ba
 
 def test_in_fp32_nothing_is_cast(small: Make, build: Make, batches: list[Batch]) -> None:
     model = build(small(num_layers=2)).train()
-    with Casts() as casts:
+    with counted_casts() as casts:
         trained(model, batches, "fp32")
-    assert not casts.matrices
+    assert not casts
 
 
 def test_gradients_come_from_the_last_layer_to_the_first(small: Make, build: Make, batches: list[Batch]) -> None:

@@ -13,25 +13,17 @@ from torch import Tensor, nn
 
 from modernbert_train.batch import Batch
 from modernbert_train.config.distill import DistillConfig
-from modernbert_train.config.schema import (
-    BertConfig,
-    ComputeConfig,
-    DistilBertConfig,
-    MaskedLmConfig,
-    ModelConfig,
-    ModernBertConfig,
-)
+from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.distilled import TOKENS, Distilled, Teacher
 from modernbert_train.models.masked_lm import ForMaskedLM
-from tests.support.encoders import fill
+from tests.support.encoders import BERT, ENCODERS, MODERNBERT, fill
 
 Make = Callable[..., Any]
-SHAPE = {"vocab_size": 160, "intermediate_size": 96, "init_std": 0.1}
-STUDENT = DistilBertConfig(**SHAPE, hidden_size=32, num_layers=2, num_heads=2, max_positions=64, dropout=0.0)
+STUDENT = replace(ENCODERS["distilbert"], num_layers=2)
 TEACHERS: dict[str, ModelConfig] = {
-    "bert": BertConfig(**SHAPE, hidden_size=32, num_layers=4, num_heads=2, max_positions=64),
-    "wider": ModernBertConfig(**SHAPE, hidden_size=64, num_layers=2, num_heads=2, local_attention=8),
+    "bert": replace(BERT, num_layers=4, dropout=0.1),
+    "wider": replace(MODERNBERT, hidden_size=128, num_layers=2, num_heads=4, attention_out_dropout=0.1),
 }
 
 
@@ -60,7 +52,7 @@ def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -
     """
     width = TEACHERS[name].hidden_size
     objective = DistillConfig(
-        teacher="x", mse_weight=0.7, pooled_weight=0.6, temperature=3.0, teacher_width=None if width == 32 else width
+        teacher="x", mse_weight=0.7, pooled_weight=0.6, temperature=3.0, teacher_width=None if width == 64 else width
     )
     model = made(STUDENT, objective, logit_chunk=8).train()
     whole = made(TEACHERS[name], MaskedLmConfig()).train()  # it has dropout, which a teacher must not draw
@@ -80,7 +72,7 @@ def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -
         ours_NV.append(plain.logits(hidden, at))
         theirs_NV.append(whole.logits(teacher, at))
         labels_N.append(ids[::3])
-        ours_ND.append(plain.projection(hidden) if width != 32 else hidden)
+        ours_ND.append(plain.projection(hidden) if width != 64 else hidden)
         theirs_ND.append(teacher)
     pooled = (ours_ND, [each.detach() for each in theirs_ND])
     ours, theirs, a, b = (torch.cat(each) for each in (ours_NV, theirs_NV, ours_ND, theirs_ND))
@@ -99,7 +91,7 @@ def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -
     assert all(parameter.grad is None for parameter in whole.parameters())
     names = {name for name, _ in model.named_parameters()}
     assert {name for name in names if name.startswith("projection")} == (
-        set() if width == 32 else {"projection.weight", "projection.bias"}
+        set() if width == 64 else {"projection.weight", "projection.bias"}
     )
     assert not any("teacher" in name for name in names)
 
@@ -123,7 +115,7 @@ def step(model: Any, batch: Batch, bf16: bool = False) -> tuple[dict[str, Tensor
     return {term: loss.detach() for term, loss in losses.items()}, grads
 
 
-ALL = DistillConfig(teacher="x", mse_weight=0.5, pooled_weight=0.5, teacher_width=64)
+ALL = DistillConfig(teacher="x", mse_weight=0.5, pooled_weight=0.5, teacher_width=128)
 
 
 def taught(*, bf16: bool = False, compiled: bool = False) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,21 +16,13 @@ from torch import Tensor
 
 from data_prep.make_tokenizer import encode_documents
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.config.schema import (
-    AlbertConfig,
-    BertConfig,
-    DebertaConfig,
-    DistilBertConfig,
-    LlamaConfig,
-    ModelConfig,
-    ModernBertConfig,
-    XLNetConfig,
-)
+from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.weights.formats.tensors import EMBEDDING
 from modernbert_train.weights.source import Origin, Source
 from modernbert_train.weights.token_rows import TokenRows, token_rows
+from tests.support.encoders import ENCODERS, LLAMAS
 from tests.support.make_shards import make_shards, make_texts, make_tokenizer
 from tests.support.runs import launch, records, weights
 from tests.support.tiny_run import TINY_YAML, TinyRun
@@ -205,16 +196,10 @@ def test_rows_of_another_number_name_the_key(made: Path, capsys: pytest.CaptureF
     assert "0.0%" in said and "shorter by" in said
 
 
-SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48, "init_std": 0.3}
-ARCHITECTURES: dict[str, Callable[[int], ModelConfig]] = {
-    "modernbert": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
-    "bert": lambda rows: BertConfig(vocab_size=rows, max_positions=64, **SHAPE),
-    "distilbert": lambda rows: DistilBertConfig(vocab_size=rows, max_positions=64, **SHAPE),
-    "albert": lambda rows: AlbertConfig(vocab_size=rows, max_positions=64, embedding_size=16, **SHAPE),
-    "xlnet": lambda rows: XLNetConfig(vocab_size=rows, **SHAPE),
-    "deberta": lambda rows: DebertaConfig(vocab_size=rows, **SHAPE),
-    "llama": lambda rows: LlamaConfig(vocab_size=rows, tied=False, **SHAPE),
-    "replaced": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
+ARCHITECTURES: dict[str, ModelConfig] = {
+    **{name: ENCODERS[name] for name in ("modernbert", "bert", "distilbert", "albert", "xlnet", "deberta")},
+    "llama": LLAMAS["untied"],
+    "replaced": ENCODERS["modernbert"],
 }
 
 
@@ -229,12 +214,12 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenRows:
 def test_every_architecture_gets_its_rows(rows: TokenRows, tmp_path: Path, tiny_run: TinyRun, name: str) -> None:
     """Embedding and bias get new rows, so does an untied decoder; everything else is unchanged."""
     config = read_run(tiny_run("objective={name: rtd, sharing: gdes}" if name == "replaced" else "seed=1"))
-    old, new = (replace(config, model=ARCHITECTURES[name](size)) for size in SIZES.values())
+    old, new = (replace(config, model=replace(ARCHITECTURES[name], vocab_size=size)) for size in SIZES.values())
     there, here = (build_model(each.model, each.objective, each.compute) for each in (old, new))
     initialize(there, old.model, seed=3)
     weights = {key: tensor for key, tensor in there.state_dict().items() if not key.startswith("generator.")}
     if name == "replaced":  # the model without its generator
-        weights["model.embeddings.tok_embeddings.weight"] = torch.randn(320, 32)
+        weights["model.embeddings.tok_embeddings.weight"] = torch.randn(320, 64)
         weights.pop("model.embeddings.tok_embeddings.delta.weight")
 
     class Held(Source):
