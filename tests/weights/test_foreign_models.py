@@ -25,8 +25,20 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary, role_tokens
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
-from tests.support.foreign import BERT, FOREIGN, ROBERTA, SIZE, TEXTS, mean_of_states, saved, tokenizer_with
+from tests.support.foreign import (
+    BERT,
+    FOREIGN,
+    ROBERTA,
+    SIZE,
+    TEXTS,
+    mean_of_states,
+    saved,
+    task_of,
+    tokenizer_with,
+    two_classes,
+)  # fmt: skip
 from tests.support.make_shards import make_tokenizer
+from tests.support.runs import records
 from tests.support.sources import run_of
 from tests.support.tiny_run import TinyRun
 
@@ -91,25 +103,28 @@ def test_buffers_wrappers_and_an_unnamed_class_change_nothing(name: str, tmp_pat
             assert found.keys() == expected.keys() and all(torch.equal(found[each], expected[each]) for each in found)
 
 
+def own_run(tiny_run: TinyRun, folder: Path, tmp_path: Path, **changes: Any) -> list[str]:
+    """Prepare texts with a model's tokenizer; return a run on them of its architecture."""
+    (tmp_path / "own.jsonl").write_text("".join(f'{{"text": "{n} {text}"}}\n' for n, text in enumerate(TEXTS)))
+    (tmp_path / "spec.yaml").write_text(
+        f"out: {tmp_path}/data\ntokenizer: {{path: {folder}}}\nvalidation_share: 0.2\n"
+        f"sources: {{own: {{kind: jsonl, path: {tmp_path}/own.jsonl}}}}\n"
+    )
+    assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
+    said = load_model(folder).config
+    words = run_of(tiny_run(), {each.name: getattr(said, each.name) for each in fields(said)} | changes)
+    return [*words, *(f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer"))]
+
+
 @pytest.mark.runs
 @pytest.mark.parametrize("name", NAMED)
 def test_a_model_is_continued_with_its_own_tokenizer(name: str, tiny_run: TinyRun, tmp_path: Path) -> None:
     """From text to an export that transformers opens, with positions that begin after the padding's."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    (tmp_path / "texts.jsonl").write_text(
-        "".join(f'{{"text": "{number} {text}"}}\n' for number, text in enumerate(TEXTS))
-    )
-    (tmp_path / "spec.yaml").write_text(
-        f"out: {tmp_path}/data\ntokenizer: {{path: {folder}}}\nvalidation_share: 0.2\n"
-        f"sources: {{own: {{kind: jsonl, path: {tmp_path}/texts.jsonl}}}}\n"
-    )
-    assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
+    words = own_run(tiny_run, folder, tmp_path)
     assert role_tokens(tmp_path / "data/tokenizer") == role_tokens(folder)
-    said = load_model(folder).config
-    words = run_of(tiny_run(), {each.name: getattr(said, each.name) for each in fields(said)})
-    data = [f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer")]
-    assert main(["train", *words, *data, f"weights.init_from={folder}"]) == 0
+    assert main(["train", *words, f"weights.init_from={folder}"]) == 0
     assert main(["export", str(tmp_path / "runs/tiny")]) == 0
     hf = tmp_path / "runs/tiny/hf"
     text = TEXTS[1]
@@ -162,22 +177,14 @@ def test_pairs_are_classified_as_transformers_reads_them(name: str, tmp_path: Pa
     """A RoBERTa has two separators between the texts of a pair, and one of BERT's encoders has token types."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    rows = [{"a": first, "b": second, "label": "yn"[n % 2]} for n, (first, second) in enumerate(pairwise(TEXTS))]
-    for split in ("train", "dev"):
-        lines = [json.dumps({**row, "a": f"{n} {row['a']}"}) for n, row in enumerate(rows)]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
-    (tmp_path / "pair.yaml").write_text(
-        f"kind: single-label\ntext_columns: [a, b]\ntrain: {tmp_path}/train.jsonl\n"
-        f"validation: {{dev: {tmp_path}/dev.jsonl}}\nlr: 1e-3\nepochs: 1\nbatch_texts: 16\n"
-    )
+    rows = [{"a": f"{n} {one}", "b": two, "label": "yn"[n % 2]} for n, (one, two) in enumerate(pairwise(TEXTS))]
     run = ["--model", str(folder), f"runs_folder={tmp_path}/runs", "name=pair", "compute.device=cpu"]
-    assert main(["finetune", str(tmp_path / "pair.yaml"), *run]) == 0
+    assert main(["finetune", task_of(tmp_path, rows, text_columns=["a", "b"]), *run]) == 0
     hf = tmp_path / "runs/pair/hf"
     tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(hf).eval()
     predicted = [json.loads(line) for line in (tmp_path / "runs/pair/predictions.jsonl").read_text().splitlines()]
-    texts = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
-    for row, each in list(zip(texts, predicted, strict=True))[:8]:
+    for row, each in list(zip(rows, predicted, strict=True))[:8]:
         with torch.no_grad():
             logits = model(**tokenizer(row["a"], row["b"], return_tensors="pt")).logits[0]
         probabilities = dict(zip(model.config.id2label.values(), logits.softmax(-1).tolist(), strict=True))
@@ -205,19 +212,11 @@ def test_a_run_and_its_export_are_fine_tuned_alike(name: str, tiny_run: TinyRun,
     assert main(["train", *words]) == 0
     assert main(["export", str(tmp_path / "runs/tiny")]) == 0
     assert open_model(tmp_path / "runs/tiny").missing == open_model(tmp_path / "runs/tiny/hf").missing == []
-    for split in ("train", "dev"):
-        lines = [json.dumps({"text": f"{n} {text}", "label": "yn"[n % 2]}) for n, text in enumerate(TEXTS)]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
-    (tmp_path / "task.yaml").write_text(
-        f"kind: single-label\ntrain: {tmp_path}/train.jsonl\nvalidation: {{dev: {tmp_path}/dev.jsonl}}\nlr: 1e-3\n"
-        "epochs: 1\nbatch_texts: 16\n"
-    )
-    losses = []
+    task, losses = task_of(tmp_path, two_classes()), []
     for run, model in (("run", "runs/tiny"), ("hf", "runs/tiny/hf")):
         of_run = ["--model", str(tmp_path / model), f"runs_folder={tmp_path}/runs", f"name={run}", "compute.device=cpu"]
-        assert main(["finetune", str(tmp_path / "task.yaml"), *of_run]) == 0
-        entries = map(json.loads, (tmp_path / f"runs/{run}/metrics.jsonl").read_text().splitlines())
-        losses.append([entry["loss"] for entry in entries if entry["kind"] == "step"])
+        assert main(["finetune", task, *of_run]) == 0
+        losses.append([entry["loss"] for entry in records(tmp_path / "runs" / run, "step")])
     assert losses[0] == losses[1] and len(losses[0]) > 2
 
 
@@ -258,10 +257,8 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
         load_model("step")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
     assert main(["embed", "copy", str(tmp_path / "texts.txt"), "--out", "v.npy"]) == 0
-    lines = [json.dumps({"text": f"{n} {text}", "label": "yn"[n % 2]}) for n, text in enumerate(TEXTS)]
-    Path("texts.jsonl").write_text("\n".join(lines))
-    Path("task.yaml").write_text("kind: single-label\ntrain: texts.jsonl\nvalidation: {dev: texts.jsonl}\nepochs: 1\n")
-    assert main(["finetune", "task.yaml", "--model", "copy", "runs_folder=r", "name=f", "compute.device=cpu"]) == 0
+    task = task_of(Path(), two_classes())
+    assert main(["finetune", task, "--model", "copy", "runs_folder=r", "name=f", "compute.device=cpu"]) == 0
     Path("r").rename("moved")
     assert main(["eval", "moved/f"]) == 0, "its labelled texts are in it"
     capsys.readouterr()
@@ -278,14 +275,7 @@ def test_any_encoder_is_shrunk_and_teaches_without_a_head(
     """A head is needed only for predictions of tokens: for the divergence from a teacher's predictions."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{n} {text}"}}\n' for n, text in enumerate(TEXTS)))
-    spec = f"out: {tmp_path}/data\ntokenizer: {{path: {folder}}}\nvalidation_share: 0.2\n"
-    (tmp_path / "spec.yaml").write_text(f"{spec}sources: {{own: {{kind: jsonl, path: {tmp_path}/texts.jsonl}}}}\n")
-    assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
-    said = load_model(folder).config
-    model = {each.name: getattr(said, each.name) for each in fields(said)} | {"num_layers": 1}
-    words = run_of(tiny_run(), model)
-    words += [f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer")]
+    words = own_run(tiny_run, folder, tmp_path, num_layers=1)
     capsys.readouterr()
     assert main(["train", *words, f"weights.shrink_from={folder}"]) == 0
     assert "drawn at random" in capsys.readouterr().out
@@ -335,12 +325,3 @@ def test_a_mask_is_filled_whatever_it_is_called(tmp_path: Path, capsys: pytest.C
     stored = {f"_orig_mod.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     assert main(["fill", str(folder), "the quick <mask> fox"]) == 0 and theirs in capsys.readouterr().out
-
-
-def test_an_untrained_twin_has_new_weights_of_the_same_shapes(tmp_path: Path) -> None:
-    folder = saved(transformers.BertModel, tmp_path / "model")
-    model, twin = open_model(folder), open_model(folder, untrained=3)
-    names = {name for name in model.shapes if name.startswith("model.")}
-    assert {name: twin.shapes[name] for name in names} == {name: model.shapes[name] for name in names}
-    table = "model.embeddings.tok_embeddings.weight"
-    assert not torch.equal(twin.weights()[table], model.weights()[table])

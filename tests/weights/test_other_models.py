@@ -5,7 +5,6 @@ If this breaks, a run starts from other weights than it reports, or is refused a
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,23 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
 from torch import Tensor
 
-from modernbert_train.__main__ import main
+from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.schema import AlbertConfig, BertConfig, ModernBertConfig, SentenceOrderConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
-from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.hf_folder import export, load_weights
 from modernbert_train.weights.source import find_origin
+from tests.support.runs import records
 from tests.support.sources import STILL, first_weights, run_of
 from tests.support.tiny_run import TinyRun
 
 SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
 BERT: dict[str, Any] = {"name": "bert", **SMALL, "num_layers": 2, "max_positions": 128, "init_std": 0.1}
+ALBERT: dict[str, Any] = {
+    "name": "albert", **SMALL, "num_layers": 4, "embedding_size": 16, "max_positions": 128, "init_std": 0.1
+}  # fmt: skip
 MODERNBERT: dict[str, Any] = {"name": "modernbert", **SMALL, "num_layers": 4, "local_attention": 16, "init_std": 0.1}
 
 
@@ -61,34 +62,50 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     )
 
 
+OF_ROBERTA = {"max_position_embeddings": 129, "pad_token_id": 0, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+OF_ALBERT = {
+    "num_hidden_layers": 4, "embedding_size": 16, "max_position_embeddings": 128, "num_hidden_groups": 2
+}  # fmt: skip
+
+
 @pytest.mark.runs
 @pytest.mark.parametrize(
-    "kind", [pytest.param(transformers.BertForMaskedLM, marks=pytest.mark.slow), transformers.RobertaForMaskedLM]
+    ("kind", "settings", "model", "objective", "dropout"),
+    [
+        pytest.param("BertForMaskedLM", {"max_position_embeddings": 128}, BERT, "mlm", "0.1", marks=pytest.mark.slow),
+        (
+            "RobertaForMaskedLM",
+            OF_ROBERTA,
+            BERT | {"position_offset": 1, "segments": 1, "norm_eps": 1e-5},
+            "mlm",
+            "0.1",
+        ),
+        ("AlbertForPreTraining", OF_ALBERT, ALBERT | {"groups": 2}, "sop", "0"),
+    ],
 )
 def test_published_models_are_trained_from_there(
-    kind: Any, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str,
+    settings: dict[str, Any],
+    model: dict[str, Any],
+    objective: str,
+    dropout: str,
+    tiny_run: TinyRun,
+    tiny_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first weights equal the published ones, bit by bit, and training continues from them."""
-    tokenizer, model = tiny_data / "tokenizer", dict(BERT)
-    settings: dict[str, Any] = {"max_position_embeddings": 128}
-    if kind is transformers.RobertaForMaskedLM:
-        pad = read_vocabulary(tokenizer).pad_id
-        settings = {"max_position_embeddings": 128 + pad + 1, "pad_token_id": pad, "type_vocab_size": 1}
-        settings["layer_norm_eps"] = 1e-5
-        model |= {"position_offset": pad + 1, "segments": 1, "norm_eps": 1e-5}
-    folder = published(kind, tmp_path / "theirs", tokenizer, **settings)
-    words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), model)
+    """The first weights equal the published ones, bit by bit, with pooler and classifier if a run of sentence order
+    uses them; and training continues from them."""
+    theirs = getattr(transformers, kind)
+    folder = published(theirs, tmp_path / "theirs", tiny_data / "tokenizer", **settings)
+    words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), model, objective)
     assert same(first_weights(words, tmp_path / "runs/tiny"), load_weights(folder))
     said = capsys.readouterr().out
-    assert f"from    weights.init_from={folder}; dropout 0.1, as there\n" in said, "all weights are used"
-    stored = load_file(folder / "model.safetensors")
-    start = "bert" if kind is transformers.BertForMaskedLM else "roberta"
-    query = stored[f"{start}.encoder.layer.1.attention.self.query.weight"]
-    assert torch.equal(load_weights(folder)["model.layers.1.attn.Wqkv.weight"][:32], query)
-    words = run_of(tiny_run(f"weights.init_from={folder}", "name=trained", "phases.long=null"), model)
+    assert f"from    weights.init_from={folder}; dropout {dropout}, as there\n" in said, "all weights are used"
+    words = run_of(tiny_run(f"weights.init_from={folder}", "name=trained", "phases.long=null"), model, objective)
     assert main(["train", *words]) == 0
     assert main(["export", str(tmp_path / "runs/trained")]) == 0
-    kind.from_pretrained(tmp_path / "runs/trained/hf")
+    theirs.from_pretrained(tmp_path / "runs/trained/hf")
 
 
 @pytest.mark.runs
@@ -121,8 +138,7 @@ def test_a_head_that_is_there_is_taken_and_one_that_is_not_is_drawn(
     # from a run, as from a folder
     _, said = first("on", tmp_path / "runs/left", "sop")
     assert "; no pair_head there, drawn at random" in said
-    record = [json.loads(line) for line in (tmp_path / "runs/on/metrics.jsonl").read_text().splitlines()]
-    assert "drawn at random" in next(entry["from"] for entry in record if entry["kind"] == "start")
+    assert "drawn at random" in records(tmp_path / "runs/on", "start")[0]["from"]
 
 
 @pytest.mark.runs
@@ -187,8 +203,6 @@ def test_a_classifier_begins_with_the_pooler_of_a_model_of_pairs(
     tiny_run: TinyRun, tiny_data: Path, tmp_path: Path
 ) -> None:
     """As transformers does: on small tasks, a random matrix instead costs accuracy."""
-    from modernbert_train.__main__ import read_run
-
     bert = exported(tmp_path / "bert", BERT, tiny_data / "tokenizer")
     labels = ("objective.labels=[no,yes]", "objective.pooling=cls")
     config = read_run([*run_of(tiny_run(f"weights.init_from={bert}"), BERT, "classify"), *labels])
@@ -204,8 +218,6 @@ def test_a_classifier_begins_with_the_pooler_of_a_model_of_pairs(
 
 def test_what_only_training_knows_is_not_compared(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
     """Dropout and initialisation belong to the new run."""
-    from modernbert_train.__main__ import read_run
-
     bert = exported(tmp_path / "bert", BERT, tiny_data / "tokenizer")
     other = ("model.dropout=0.3", "model.init_std=0.5", "model.init_cutoff=1")
     origin = find_origin(read_run(run_of(tiny_run(f"weights.init_from={bert}", *other), BERT)))
@@ -248,20 +260,6 @@ def test_a_model_without_its_head_fills_nothing(
     assert main(["fill", str(more), "a [MASK]"]) == 0
     said = capfd.readouterr()
     assert said.out.count("%") == 5 and not said.err
-
-
-ALBERT: dict[str, Any] = {
-    "name": "albert", **SMALL, "num_layers": 4, "embedding_size": 16, "max_positions": 128, "init_std": 0.1
-}  # fmt: skip
-
-
-@pytest.mark.runs
-def test_a_published_albert_is_trained_from_there(tiny_run: TinyRun, tiny_data: Path, tmp_path: Path) -> None:
-    """The first weights are the published ones, and a run of sentence order uses pooler and classifier if present."""
-    shape = {"num_hidden_layers": 4, "embedding_size": 16, "max_position_embeddings": 128, "num_hidden_groups": 2}
-    folder = published(transformers.AlbertForPreTraining, tmp_path / "theirs", tiny_data / "tokenizer", **shape)
-    words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), ALBERT | {"groups": 2}, "sop")
-    assert same(first_weights(words, tmp_path / "runs/tiny"), load_weights(folder))
 
 
 @pytest.mark.runs

@@ -119,11 +119,9 @@ def test_what_a_user_has_to_mend_is_reported(
 
 @pytest.mark.runs
 def test_without_a_network_the_command_says_so(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Path, hub: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(push, "HfApi", partial(push.HfApi, endpoint="http://127.0.0.1:9"))
-    monkeypatch.setattr(push, "get_token", lambda: "hf_none")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert main(["push", str(trained), "me/tiny"]) == 74
     assert "the hub cannot be reached" in capsys.readouterr().err
 
