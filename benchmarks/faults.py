@@ -642,7 +642,7 @@ FAULTS = (
         "group * self.group_layers + place % self.group_layers",
         "group * self.group_layers + place * self.group_layers // length",
         "ALBERT with several layers in a group: they repeat in another order than in transformers",
-        ("tests/models/test_parity.py", "tests/models/test_albert.py"),
+        ("tests/models/test_parity.py", "tests/models/test_every_encoder.py"),
     ),
     Fault(
         "albert-copies",
@@ -1020,7 +1020,7 @@ FAULTS = (
         'getattr(hub, "tied", {}) if config.tied else {}',
         'getattr(hub, "tied", {})',
         "a decoder with its own head: it cannot be read",
-        ("tests/weights/formats/test_every_format.py", "tests/models/test_llama.py"),
+        ("tests/weights/formats/test_every_format.py", "tests/models/test_every_encoder.py"),
     ),
     Fault(
         "neobert-values",
@@ -1173,7 +1173,7 @@ FAULTS = (
         "self.final_norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps)",
         "self.final_norm: nn.Module = RMSNorm(config.hidden_size, 1e-6)",
         "a Llama whose epsilon is not 1e-6: the last norm has another",
-        ("tests/models/test_llama.py",),
+        ("tests/models/test_every_encoder.py",),
     ),
     Fault(
         "gradient-of-one-rank",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from modernbert_train.batch import IGNORED_LABEL, Batch
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.attention import choose_kernel, flash, flex, tiles, varlen
 from tests.support import encoders
-from tests.support.encoders import PAD
+from tests.support.encoders import MODERNBERT, PAD, with_dropout
 
 # a CUDA build queries the GPUs once, on first use, and some tests fake one
 torch.backends.cudnn.version()
@@ -24,19 +26,7 @@ torch.backends.cudnn.version()
 def small() -> Callable[..., ModernBertConfig]:
     """A narrow encoder with the real pattern of layers; weights large enough for attention to matter."""
 
-    def make(**changes: object) -> ModernBertConfig:
-        defaults: dict[str, object] = {
-            "vocab_size": 160,
-            "hidden_size": 64,
-            "num_layers": 7,
-            "num_heads": 2,
-            "intermediate_size": 48,
-            "local_attention": 16,
-            "init_std": 0.15,
-        }
-        return ModernBertConfig(**(defaults | changes))  # type: ignore[arg-type]
-
-    return make
+    return partial(replace, with_dropout(MODERNBERT, 0.1), num_layers=7)
 
 
 @pytest.fixture

@@ -8,25 +8,30 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from benchmarks.batches import all_logits, lay_out, mean_loss
+from modernbert_train.batch import Batch
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     DebertaConfig,
     DistilBertConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     XLNetConfig,
 )
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import attention
+from modernbert_train.models.albert import AlbertForMaskedLM, Attention, FeedForward
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import count_parameters
 from modernbert_train.plan import parameters as planned
+from tests.support.attention import WAYS
 from tests.support.encoder_training import first_predictions, opaque_attention
-from tests.support.encoders import ENCODERS, build, empty_twin, ids, objective_of, with_dropout
+from tests.support.encoders import ALBERT, ENCODERS, LLAMAS, build, empty_twin, ids, objective_of, with_dropout
 
 Make = Callable[..., Any]
 EVERY = pytest.mark.parametrize("name", ENCODERS)
@@ -199,6 +204,64 @@ def test_what_the_encoder_cannot_read_is_refused(name: str, changes: dict[str, A
     packed = lay_out(torch.arange(8), [0, 8])
     with pytest.raises(ValueError, match=message):
         build(replace(ENCODERS[name], segments=1)).encode(replace(packed, **changes))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("config", LLAMAS.values(), ids=LLAMAS)
+def test_every_norm_has_the_epsilon_of_the_configuration(config: LlamaConfig) -> None:
+    """At 1e-5 the parity with transformers does not show which number it is."""
+    model = build(replace(config, norm_eps=0.25))
+    found = {name: module.eps for name, module in model.named_modules() if hasattr(module, "eps")}
+    assert "model.final_norm" in found and {*found.values()} == {0.25}
+
+
+@pytest.mark.parametrize(
+    ("config", "attention", "ffn"),
+    [
+        (ALBERT, (0, 0, 0, 0), (0, 0, 0, 0)),
+        (WAYS["groups"], (0, 0, 1, 1), (0, 0, 1, 1)),
+        (WAYS["turns"], (0, 1, 0, 1), (0, 1, 0, 1)),
+        (WAYS["groups and turns"], (0, 1, 0, 1, 2, 3, 2, 3), (0, 1, 0, 1, 2, 3, 2, 3)),
+        (replace(ALBERT, sharing="attention"), (0, 0, 0, 0), (0, 1, 2, 3)),
+        (replace(ALBERT, sharing="ffn", groups=2), (0, 1, 2, 3), (0, 0, 1, 1)),
+        (replace(ALBERT, sharing="none"), (0, 1, 2, 3), (0, 1, 2, 3)),
+    ],
+)
+def test_which_layers_share_by_hand(config: AlbertConfig, attention: tuple[int, ...], ffn: tuple[int, ...]) -> None:
+    assert (config.weights_of("attention"), config.weights_of("ffn")) == (attention, ffn)
+    with torch.device("meta"):
+        units = AlbertForMaskedLM(config).model.layers
+    kinds = [type(unit) for unit in units]
+    assert kinds == [Attention] * (max(attention) + 1) + [FeedForward] * (max(ffn) + 1)
+    assert len(config.unit_passes) == len(units) and sum(config.unit_passes) == 2 * config.num_layers
+
+
+def passes_of(model: AlbertForMaskedLM, batch: Batch) -> list[Tensor]:
+    """Return the dropout masks of each pass through the shared attention: its dropout gets ones as input."""
+    dropped: list[Tensor] = []
+    unit = model.model.layers[0]
+    assert isinstance(unit, Attention)
+    plain = unit.dropout.forward
+    unit.dropout.forward = lambda x: dropped.append(plain(torch.ones_like(x)) == 0) or plain(x)  # type: ignore[method-assign, func-returns-value]
+    model.encode(batch.packed)
+    return dropped
+
+
+def test_every_pass_through_a_shared_layer_drops_other_numbers(sequences: Make, pack: Make) -> None:
+    """The same numbers in all layers would be another regularisation. They follow from the generator alone, which a
+    step keys by (seed, step, microbatch)."""
+    batch = pack([sequences([50])], row_tokens=50)
+    runs = []
+    for _ in range(2):
+        model = build(replace(ALBERT, dropout=0.5)).train()
+        torch.manual_seed(7)
+        runs.append(passes_of(model, batch))
+    assert len(runs[0]) == ALBERT.num_layers
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+    for first in range(ALBERT.num_layers):
+        for second in range(first):
+            alike = (runs[0][first] == runs[0][second]).float().mean().item()
+            assert alike == pytest.approx(0.5, abs=0.05)
 
 
 LARGE: dict[str, Any] = {"hidden_size": 1024, "num_layers": 24, "num_heads": 16, "intermediate_size": 4096}

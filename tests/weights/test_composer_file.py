@@ -97,16 +97,6 @@ def test_what_the_file_leaves_to_torch_is_torchs(edited: Edit) -> None:
     assert open_composer(edited(leave_out)).model.norm_eps == torch.nn.LayerNorm(1).eps == 1e-5
 
 
-def test_bf16_becomes_fp32(edited: Edit, reference: Reference) -> None:
-    """Training on bf16 tensors would round every update away."""
-
-    def halve(state: dict[str, Any]) -> None:
-        state["model"] = {name: tensor.bfloat16() for name, tensor in state["model"].items()}
-
-    weights = open_composer(edited(halve)).weights()
-    assert all(torch.equal(weights[name], tensor.bfloat16().float()) for name, tensor in reference[1].items())
-
-
 def test_transformers_own_model_under_composer_is_read(edited: Edit, reference: Reference) -> None:
     """A user who continues a released model under Composer has that class, and other names, in the file."""
 

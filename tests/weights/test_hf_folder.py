@@ -116,12 +116,6 @@ def test_the_special_tokens_of_an_older_tokenizer_travel_along(
     write(model, older, exported)  # it is recognised as our export when it is replaced
 
 
-def test_the_tied_decoder_is_stored_once(exported: Path) -> None:
-    """It is the largest matrix of a small model; two copies could differ."""
-    stored = load_file(exported / "model.safetensors")
-    assert "decoder.weight" not in stored and "decoder.bias" in stored
-
-
 def test_an_old_config_can_be_read(exported: Path) -> None:
     """The released models have only the keys of transformers 4; a null local base means the global one."""
     edit(exported, rope_parameters="absent", layer_types="absent", local_rope_theta=None)
@@ -204,14 +198,7 @@ def test_a_state_of_another_model_is_not_exported(
     state = model.state_dict()
     del state["model.final_norm.weight"]
     with pytest.raises(ConfigError, match=r"1 of \d+ tensors are missing, the first is model\.final_norm\.weight"):
-        export(
-            state,
-            CONFIG,
-            max_tokens=8,
-            tokenizer_folder=tokenizer_folder,
-            out=tmp_path / "hf",
-            card="",
-        )
+        export(state, CONFIG, max_tokens=8, tokenizer_folder=tokenizer_folder, out=tmp_path / "hf", card="")
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused(

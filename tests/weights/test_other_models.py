@@ -24,6 +24,7 @@ from tests.support.runs import records
 from tests.support.sources import STILL, first_weights, run_of
 from tests.support.tiny_run import TinyRun
 
+SLOW = pytest.mark.slow
 SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
 BERT: dict[str, Any] = {"name": "bert", **SMALL, "num_layers": 2, "max_positions": 128, "init_std": 0.1}
 ALBERT: dict[str, Any] = {
@@ -63,40 +64,25 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
 
 
 OF_ROBERTA = {"max_position_embeddings": 129, "pad_token_id": 0, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
-OF_ALBERT = {
-    "num_hidden_layers": 4, "embedding_size": 16, "max_position_embeddings": 128, "num_hidden_groups": 2
-}  # fmt: skip
+OF_ALBERT = {"num_hidden_layers": 4, "embedding_size": 16, "max_position_embeddings": 128, "num_hidden_groups": 2}
+# class -> its settings, our model and objective, and its dropout
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "BertForMaskedLM": ({"max_position_embeddings": 128}, BERT, "mlm", "0.1"),
+    "RobertaForMaskedLM": (OF_ROBERTA, BERT | {"position_offset": 1, "segments": 1, "norm_eps": 1e-5}, "mlm", "0.1"),
+    "AlbertForPreTraining": (OF_ALBERT, ALBERT | {"groups": 2}, "sop", "0"),
+}
 
 
 @pytest.mark.runs
 @pytest.mark.parametrize(
-    ("kind", "settings", "model", "objective", "dropout"),
-    [
-        pytest.param("BertForMaskedLM", {"max_position_embeddings": 128}, BERT, "mlm", "0.1", marks=pytest.mark.slow),
-        (
-            "RobertaForMaskedLM",
-            OF_ROBERTA,
-            BERT | {"position_offset": 1, "segments": 1, "norm_eps": 1e-5},
-            "mlm",
-            "0.1",
-        ),
-        ("AlbertForPreTraining", OF_ALBERT, ALBERT | {"groups": 2}, "sop", "0"),
-    ],
+    "name", [pytest.param(name, marks=SLOW if name.startswith("Bert") else ()) for name in PUBLISHED]
 )
 def test_published_models_are_trained_from_there(
-    kind: str,
-    settings: dict[str, Any],
-    model: dict[str, Any],
-    objective: str,
-    dropout: str,
-    tiny_run: TinyRun,
-    tiny_data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first weights equal the published ones, bit by bit, with pooler and classifier if a run of sentence order
     uses them; and training continues from them."""
-    theirs = getattr(transformers, kind)
+    theirs, (settings, model, objective, dropout) = getattr(transformers, name), PUBLISHED[name]
     folder = published(theirs, tmp_path / "theirs", tiny_data / "tokenizer", **settings)
     words = run_of(tiny_run(*STILL, f"weights.init_from={folder}"), model, objective)
     assert same(first_weights(words, tmp_path / "runs/tiny"), load_weights(folder))
@@ -263,7 +249,7 @@ def test_a_model_without_its_head_fills_nothing(
 
 
 @pytest.mark.runs
-@pytest.mark.parametrize("sharing", [pytest.param("attention", marks=pytest.mark.slow), "ffn"])
+@pytest.mark.parametrize("sharing", [pytest.param("attention", marks=SLOW), "ffn"])
 def test_equal_tensors_of_a_folder_are_one_in_a_run_that_shares_them(
     sharing: str, tiny_run: TinyRun, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,12 +146,8 @@ def test_weights_without_a_tokenizer_are_taken_and_that_is_reported(
     [
         ("file", r"model\.safetensors: weights alone. Name the folder"),
         ("bin", r"only pytorch_model\.bin.*from_pretrained\(old\)\.save_pretrained\(new\)"),
-        ("head", r"cannot be read"),
         ("shape", r"head\.dense\.weight has the shape \(3, 3\) and not \(32, 32\)"),
-        ("missing", r"1 of \d+ tensors are missing, the first is head\.dense\.weight"),
-        ("extra", r"1 tensors are unknown, the first is pooler\.weight"),
         ("pt", r"damaged, or no checkpoint of torch"),
-        ("absent.pt", r"absent\.pt: no such file"),
     ],
 )
 def test_bad_weights_are_refused_before_a_run_is_made(
@@ -161,25 +157,16 @@ def test_bad_weights_are_refused_before_a_run_is_made(
     source = tmp_path / "source"
     assert main(["export", str(trained), "--out", str(source)]) == 0
     path = source / "model.safetensors"
-    changes = {
-        "shape": lambda w: w | {"head.dense.weight": torch.ones(3, 3)},
-        "missing": lambda w: {name: tensor for name, tensor in w.items() if name != "head.dense.weight"},
-        "extra": lambda w: w | {"pooler.weight": torch.ones(3)},
-    }
     origin = source
-    if case in changes:
-        save_file(changes[case](load_file(path)), path)
+    if case == "shape":
+        save_file(load_file(path) | {"head.dense.weight": torch.ones(3, 3)}, path)
     elif case == "file":
         origin = path
     elif case == "bin":
         shutil.move(path, source / "pytorch_model.bin")
-    elif case == "head":
-        path.write_bytes(path.read_bytes()[:5])
-    elif case == "pt":
+    else:
         origin = tmp_path / "weights.pt"
         origin.write_bytes(b"PK\x03\x04 cut short")
-    else:
-        origin = tmp_path / case
     assert main(["train", *tiny_run(*STILL, f"weights.init_from={origin}")]) == 65
     assert re.search(message, capsys.readouterr().err)
     assert not (tmp_path / "runs/tiny").exists()

@@ -32,6 +32,7 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
+from modernbert_train.plan import parameters as planned
 from modernbert_train.weights.formats import export_format, read, read_folder
 from modernbert_train.weights.formats.tensors import from_hf
 from modernbert_train.weights.hf_folder import load_weights
@@ -299,3 +300,36 @@ def test_configs_of_the_released_models_are_read(name: str, tmp_path: Path, caps
     ours = yaml.safe_load(capsys.readouterr().out)
     assert type(expected)(**ours["model"]) == expected
     assert ours["objective"] == {"name": "permutation" if permutes else "mlm"}
+
+
+def test_the_configs_of_released_models_are_read() -> None:
+    """Of meta-llama/Llama-3.2-1B, Qwen/Qwen3-0.6B and google/gemma-3-270m, as transformers 4 wrote them."""
+    llama32 = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "head_dim": 64,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072,
+        "mlp_bias": False, "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": True,
+        "rope_scaling": {
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        },
+        "vocab_size": 128256,
+    }  # fmt: skip
+    found = read(llama32, "config.json")
+    assert planned.count_parameters(found.model).total == 1_235_814_400 and found.order == "causal"
+    qwen3 = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960,
+        "max_window_layers": 28, "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+        "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+    }  # fmt: skip
+    assert planned.count_parameters(read(qwen3, "config.json").model).total == 596_049_920
+    gemma3 = {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "_sliding_window_pattern": 6,
+        "attention_bias": False, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640,
+        "intermediate_size": 2048, "num_attention_heads": 4, "num_hidden_layers": 18, "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0, "rope_scaling": None,
+        "rope_theta": 1000000.0, "sliding_window": 512, "use_bidirectional_attention": False, "vocab_size": 262144,
+    }  # fmt: skip
+    assert planned.count_parameters(read(gemma3, "config.json").model).total == 268_098_176
