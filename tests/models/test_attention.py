@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -159,52 +160,46 @@ SIDES: dict[tuple[Order, bool], tuple[int, int]] = {
 }  # fmt: skip
 
 
-class FlashOnCpu:
+@contextmanager
+def flash_on_cpu() -> Iterator[list[tuple[str, int, int, bool]]]:
     """torch's two flash functions on a CPU, where torch has none: computed plainly, with a record of each call.
 
     They take the arguments that torch's own schema allows, and the backward function computes the gradients that its
     arguments stand for. So a wrong window, boundary or tensor shows as a wrong number.
     """
+    calls: list[tuple[str, int, int, bool]] = []
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int, int, bool]] = []
-        self._library = torch.library.Library("aten", "IMPL")
-        self._library.impl("_flash_attention_forward", self._forward, "CPU")
-        self._library.impl("_flash_attention_backward", self._backward, "CPU")
-
-    def __enter__(self) -> FlashOnCpu:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._library._destroy()
-
-    def _forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cum_seq_q: torch.Tensor,
-        cum_seq_k: torch.Tensor, max_q: int, max_k: int, dropout_p: float, is_causal: bool, return_debug_mask: bool,
-        *, window_size_left: int, window_size_right: int,
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        assert dropout_p == 0.0 and not return_debug_mask and torch.equal(cum_seq_q, cum_seq_k)
-        assert max_q == max_k >= cum_seq_q.diff().max()
-        self.calls.append(("forward", window_size_left, window_size_right, is_causal))
-        out, lse = plain_forward(self._scores(query, key, cum_seq_q, window_size_left, window_size_right), value)
-        nothing = torch.empty(0)
-        return out, lse, nothing, nothing.clone(), nothing.clone()
-
-    def _backward(
-        self, grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
-        logsumexp: torch.Tensor, cum_seq_q: torch.Tensor, cum_seq_k: torch.Tensor, max_q: int, max_k: int,
-        dropout_p: float, is_causal: bool, rng_state: torch.Tensor, unused: torch.Tensor, *, window_size_left: int,
-        window_size_right: int,
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        assert dropout_p == 0.0 and max_q == max_k >= cum_seq_q.diff().max() and torch.equal(cum_seq_q, cum_seq_k)
-        self.calls.append(("backward", window_size_left, window_size_right, is_causal))
-        scores = self._scores(query, key, cum_seq_q, window_size_left, window_size_right)
-        return plain_gradients(scores, query, key, value, out, logsumexp, grad_out)
-
-    @staticmethod
-    def _scores(q: torch.Tensor, k: torch.Tensor, ends: torch.Tensor, *window: int) -> torch.Tensor:
+    def scores(q: Tensor, k: Tensor, ends: Tensor, *window: int) -> Tensor:
         before, after = (None if side < 0 else side for side in window)
         return scores_of(q, k, ends, before, after)
+
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Tensor, cum_seq_k: Tensor, max_q: int, max_k: int,
+        dropout_p: float, is_causal: bool, return_debug_mask: bool, *, window_size_left: int, window_size_right: int,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        assert dropout_p == 0.0 and not return_debug_mask and torch.equal(cum_seq_q, cum_seq_k)
+        assert max_q == max_k >= cum_seq_q.diff().max()
+        calls.append(("forward", window_size_left, window_size_right, is_causal))
+        found = plain_forward(scores(query, key, cum_seq_q, window_size_left, window_size_right), value)
+        return *found, *(torch.empty(0) for _ in range(3))
+
+    def backward(
+        grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Tensor,
+        cum_seq_k: Tensor, max_q: int, max_k: int, dropout_p: float, is_causal: bool, rng_state: Tensor,
+        unused: Tensor, *, window_size_left: int, window_size_right: int,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        assert dropout_p == 0.0 and max_q == max_k >= cum_seq_q.diff().max() and torch.equal(cum_seq_q, cum_seq_k)
+        calls.append(("backward", window_size_left, window_size_right, is_causal))
+        scores_NTT = scores(query, key, cum_seq_q, window_size_left, window_size_right)
+        return plain_gradients(scores_NTT, query, key, value, out, logsumexp, grad_out)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_flash_attention_forward", forward, "CPU")
+    library.impl("_flash_attention_backward", backward, "CPU")
+    try:
+        yield calls
+    finally:
+        library._destroy()
 
 
 @pytest.mark.parametrize(("order", "window"), SIDES)
@@ -214,10 +209,10 @@ def test_varlen_calls_the_flash_functions_of_the_installed_torch_by_name(
     """Not through `varlen_attn`, which may choose cuDNN from torch 2.14 on. Numbers must equal `sdpa`'s."""
     monkeypatch.setattr(torch_varlen, "varlen_attn", None)
     given = *inputs(104, 16), packed([40, 60, 1, 3]), Visible.around(8, order), window
-    with FlashOnCpu() as torch_has:
+    with flash_on_cpu() as calls:
         found = computed(varlen, *given)
     sides = *SIDES[order, window], (order, window) == ("causal", False)
-    assert torch_has.calls == [("forward", *sides), ("backward", *sides)]
+    assert calls == [("forward", *sides), ("backward", *sides)]
     torch.testing.assert_close(found, computed(sdpa, *given))
 
 
@@ -226,7 +221,7 @@ def test_the_operators_of_varlen_are_what_a_compiler_takes_them_for() -> None:
     ends = torch.tensor([0, 5, 12], dtype=torch.int32)
     q, k, v = torch.randn(12, 3, 2, 16, generator=torch.Generator().manual_seed(3)).unbind(1)
     q, k, v = (x.requires_grad_() for x in (q.contiguous(), k, v.detach()))
-    with FlashOnCpu():
+    with flash_on_cpu():
         torch.library.opcheck(varlen._attention, (q, k, v, ends, 7, -1, -1))
         out, lse = varlen._attention(q, k, v, ends, 7, 3, 3)
         given = (torch.ones_like(out), *(x.detach() for x in (q, k, v, out, lse)), ends, 7, 3, 3)

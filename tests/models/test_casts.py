@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,10 @@ from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.casts import Linear
 from modernbert_train.train import gradients as making
 from modernbert_train.train.gradients import gradients
+from tests.support.encoder_training import pack, sequences, small
+from tests.support.encoders import build
 from tests.support.operators import Operators
 
-Make = Callable[..., Any]
 CPU = torch.device("cpu")
 MICROBATCHES = 4
 
@@ -57,14 +58,14 @@ def trained(model: Any, batches: list[Batch], precision: str = "amp_bf16") -> tu
 
 
 @pytest.fixture
-def batches(sequences: Make, pack: Make) -> list[Batch]:
+def batches() -> list[Batch]:
     return [pack([sequences([40 + number, 20])], row_tokens=80) for number in range(MICROBATCHES)]
 
 
 @pytest.mark.runs
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_step_casts_each_matrix_once_and_gives_the_same_bits(
-    small: Make, build: Make, batches: list[Batch], monkeypatch: pytest.MonkeyPatch, recompute: bool
+    batches: list[Batch], monkeypatch: pytest.MonkeyPatch, recompute: bool
 ) -> None:
     """Autocast would cast each in every microbatch, and once more where a layer is computed again."""
     model = build(small(num_layers=4), activation_checkpointing=recompute).train()
@@ -84,21 +85,21 @@ def test_a_step_casts_each_matrix_once_and_gives_the_same_bits(
     assert all(torch.equal(found[1][name], expected[1][name]) for name in expected[1])
 
 
-def test_nothing_is_left_of_the_casts(small: Make, build: Make, batches: list[Batch]) -> None:
+def test_nothing_is_left_of_the_casts(batches: list[Batch]) -> None:
     """Or validation after an update would read the weights before it."""
     model = build(small(num_layers=2)).train()
     trained(model, batches)
     assert all(each.cast is None for each in model.modules() if isinstance(each, Linear))
 
 
-def test_in_fp32_nothing_is_cast(small: Make, build: Make, batches: list[Batch]) -> None:
+def test_in_fp32_nothing_is_cast(batches: list[Batch]) -> None:
     model = build(small(num_layers=2)).train()
     with counted_casts() as casts:
         trained(model, batches, "fp32")
     assert not casts
 
 
-def test_gradients_come_from_the_last_layer_to_the_first(small: Make, build: Make, batches: list[Batch]) -> None:
+def test_gradients_come_from_the_last_layer_to_the_first(batches: list[Batch]) -> None:
     """In every microbatch; DDP sends them while the layers before are computed. A cast that autograd made before the
     pass would come after all of it."""
     model = build(small(num_layers=4)).train()
@@ -113,9 +114,7 @@ def test_gradients_come_from_the_last_layer_to_the_first(small: Make, build: Mak
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_layers_take_the_casts(
-    backend: str, small: Make, build: Make, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_layers_take_the_casts(backend: str, batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> None:
     """In as many graphs as without them, and with the same bits."""
     model = build(small(num_layers=2)).train()
     model.compile_layers(backend=backend)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,10 +29,9 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.init import count_parameters
 from modernbert_train.plan import parameters as planned
 from tests.support.attention import WAYS
-from tests.support.encoder_training import first_predictions, opaque_attention
+from tests.support.encoder_training import first_predictions, opaque_attention, pack, sequences
 from tests.support.encoders import ALBERT, ENCODERS, LLAMAS, build, empty_twin, ids, objective_of, with_dropout
 
-Make = Callable[..., Any]
 EVERY = pytest.mark.parametrize("name", ENCODERS)
 BY_DISTANCE = pytest.mark.parametrize("name", ["xlnet", "deberta"])  # their biases do not read positions
 OF_PAIRS = ("bert", "albert")
@@ -41,7 +39,7 @@ OF_PAIRS = ("bert", "albert")
 
 @EVERY
 @torch.no_grad()
-def test_a_document_is_read_as_if_alone(name: str, sequences: Make, pack: Make) -> None:
+def test_a_document_is_read_as_if_alone(name: str) -> None:
     """For rows of any length; and its states are bit for bit the same next to any other document of that length."""
     model = build(ENCODERS[name])
     a, b, c = sequences([40, 50, 7])
@@ -56,7 +54,7 @@ def test_a_document_is_read_as_if_alone(name: str, sequences: Make, pack: Make) 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name != "deberta, narrow"])  # its convolution is refused
 @torch.no_grad()
-def test_in_causal_order_no_token_sees_a_later_one(name: str, sequences: Make, pack: Make) -> None:
+def test_in_causal_order_no_token_sees_a_later_one(name: str) -> None:
     """Each sees its sequence up to itself, and nothing of the one before."""
     model = build(ENCODERS[name])
     a, b = sequences([30, 50])
@@ -70,7 +68,7 @@ def test_in_causal_order_no_token_sees_a_later_one(name: str, sequences: Make, p
 
 
 @pytest.mark.parametrize("name", OF_PAIRS)
-def test_one_segment_is_the_first(name: str, sequences: Make, pack: Make) -> None:
+def test_one_segment_is_the_first(name: str) -> None:
     """An objective without pairs and one whose texts are all first segments must train the same."""
     model = build(ENCODERS[name])
     packed = pack([sequences([40])], row_tokens=50).packed
@@ -80,9 +78,7 @@ def test_one_segment_is_the_first(name: str, sequences: Make, pack: Make) -> Non
 
 @EVERY
 @pytest.mark.parametrize(("spare", "z_loss"), [(0, 0.0), (4, 1e-3)])
-def test_no_label_gives_zero_loss_and_zero_gradients(
-    name: str, spare: int, z_loss: float, sequences: Make, pack: Make
-) -> None:
+def test_no_label_gives_zero_loss_and_zero_gradients(name: str, spare: int, z_loss: float) -> None:
     """A microbatch without a masked token must not turn the whole step into NaN, nor skip a rank's backward pass."""
     model = build(ENCODERS[name])
     model.z_loss = z_loss
@@ -94,7 +90,7 @@ def test_no_label_gives_zero_loss_and_zero_gradients(
 
 
 @EVERY
-def test_recomputation_changes_no_gradient(name: str, sequences: Make, pack: Make) -> None:
+def test_recomputation_changes_no_gradient(name: str) -> None:
     """It buys memory with time: every pass through a layer is computed twice, with the same dropout."""
     batch = pack([sequences([40, 9])], row_tokens=50)
     gradients, calls = [], []
@@ -110,7 +106,7 @@ def test_recomputation_changes_no_gradient(name: str, sequences: Make, pack: Mak
 
 
 @EVERY
-def test_bf16_autocast_stays_close_to_fp32(name: str, sequences: Make, pack: Make) -> None:
+def test_bf16_autocast_stays_close_to_fp32(name: str) -> None:
     """The precision of real runs: products in bf16, fp32 sums of the loss, fp32 gradients, and no other function."""
     model = build(replace(ENCODERS[name], init_std=0.05))
     batch = pack([sequences([60, 20])], row_tokens=90)
@@ -139,7 +135,7 @@ def test_bf16_autocast_stays_close_to_fp32(name: str, sequences: Make, pack: Mak
     ],
 )
 def test_layers_compile_once_whatever_the_documents(
-    name: str, graphs: int, recompute: bool, monkeypatch: pytest.MonkeyPatch, sequences: Make, pack: Make
+    name: str, graphs: int, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph for each kind of layer, or layer that reads positions by itself, one for the loss, and one for each
     region outside the layers: embedding, rotary tables, final norm, head. Compiling again for other documents takes
@@ -168,9 +164,7 @@ def test_layers_compile_once_whatever_the_documents(
     ("name", "places"),
     [("modernbert", 4), ("bert", 7), ("albert", 2), ("xlnet", 6), ("deberta", 7), ("deberta, narrow", 8)],
 )
-def test_dropout_is_that_of_the_phase_and_acts_in_training_only(
-    name: str, places: int, sequences: Make, pack: Make
-) -> None:
+def test_dropout_is_that_of_the_phase_and_acts_in_training_only(name: str, places: int) -> None:
     """In as many places as transformers has, but for the probabilities of attention."""
     still_config, config = ENCODERS[name], with_dropout(ENCODERS[name], 0.1)
     model = build(config)
@@ -246,7 +240,7 @@ def passes_of(model: AlbertForMaskedLM, batch: Batch) -> list[Tensor]:
     return dropped
 
 
-def test_every_pass_through_a_shared_layer_drops_other_numbers(sequences: Make, pack: Make) -> None:
+def test_every_pass_through_a_shared_layer_drops_other_numbers() -> None:
     """The same numbers in all layers would be another regularisation. They follow from the generator alone, which a
     step keys by (seed, step, microbatch)."""
     batch = pack([sequences([50])], row_tokens=50)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,21 +13,8 @@ from torch import Tensor
 from benchmarks.batches import mean_loss
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.layers import rotary_tables, rotate
-
-Make = Callable[..., Any]
-
-
-def test_theta_changes_the_angles_of_global_layers_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """In the reference code the schedule changed nothing, because the kernel read a cache. test_parity.py compares both
-    bases with transformers'."""
-    model, packed = build(small()), pack([sequences([100])], row_tokens=100).packed
-    before = model.encode(packed)
-    for theta in (160_000.0, 500.0, small().global_rope_theta):
-        model.set_phase(replace(model.config, global_rope_theta=theta))
-        found, local = model.encode(packed), replace(small(), local_rope_theta=theta)
-        assert torch.equal(found, build(small(global_rope_theta=theta)).encode(packed))
-        assert torch.allclose(found, before, atol=1e-3) is (model.config == small())
-        assert torch.allclose(found, build(local).encode(packed), atol=1e-3) is (model.config == small())
+from tests.support.encoder_training import pack, sequences, small
+from tests.support.encoders import build
 
 
 def test_rotary_tables_tell_long_positions_apart_in_bf16() -> None:
@@ -56,7 +41,7 @@ def test_rotary_positions_equal_the_equation_to_the_bit(dtype: torch.dtype) -> N
     assert torch.equal(*grads)
 
 
-def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(small: Make, build: Make) -> None:
+def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone() -> None:
     """As in the release: before the projection, or on the sum, it would be another recipe with the same loss curve at
     first. With the feed-forward silenced, each number that a layer adds is 0 or the undropped one over 1 - p."""
     model = build(small(attention_out_dropout=0.5))
@@ -80,7 +65,7 @@ def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(sma
 @pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_layers_equal_eager_ones(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+def test_compiled_layers_equal_eager_ones() -> None:
     """compute.compile changes only the speed: names, loss and gradients are equal; bases and scaling act."""
     config: ModernBertConfig = small(num_layers=4)
     batch = pack([sequences([50, 20])], row_tokens=96)

@@ -5,7 +5,6 @@ Rows of packed sequences here, a padded batch or single sequences there. test_xl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -22,6 +21,7 @@ from modernbert_train.models.pairs import PairHead
 from modernbert_train.weights.formats import export_format
 from modernbert_train.weights.formats.tensors import to_hf
 from tests.support.attention import WAYS
+from tests.support.encoder_training import pack, sequences
 from tests.support.encoders import (
     ALBERT,
     BERT,
@@ -44,7 +44,6 @@ from tests.support.encoders import (
     with_dropout,
 )  # fmt: skip
 
-Make = Callable[..., Any]
 LENGTHS = [300, 1, 64, 128, 129, 65]  # in rows of 352 that hold 301, 321 and 65 tokens: each has a tail of pads
 STARTS = [0, 300, 352, 416, 544, 704]
 DEEP = replace(MODERNBERT, num_layers=7, global_rope_theta=160_000.0)
@@ -84,7 +83,7 @@ def predicted(logits: Tensor) -> Tensor:
 
 @pytest.mark.runs
 @pytest.mark.parametrize("name", CONFIGS)
-def test_packed_rows_equal_transformers_sequence_by_sequence(name: str, sequences: Make, pack: Make) -> None:
+def test_packed_rows_equal_transformers_sequence_by_sequence(name: str) -> None:
     """Hidden states, logits, loss and all gradients of masked-language modelling, for any sharing of layers."""
     config = CONFIGS[name]
     model = build(config)
@@ -160,7 +159,7 @@ def test_sequences_of_a_buffer_equal_transformers_one_by_one(
     ],
     ids=["bert", "bert with the other gelu", "albert"],
 )
-def test_pairs_are_those_of_their_pretraining(config: ModelConfig, order: str, sequences: Make, pack: Make) -> None:
+def test_pairs_are_those_of_their_pretraining(config: ModelConfig, order: str) -> None:
     """Segments, pooler and the two classes of a pair: values, and gradients of both losses together."""
     model, pair_head = build(config), PairHead(config.hidden_size)
     fill(pair_head, config)
@@ -189,7 +188,7 @@ def test_pairs_are_those_of_their_pretraining(config: ModelConfig, order: str, s
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_large_weights_in_fp64_leave_no_difference(sequences: Make, way: str) -> None:
+def test_large_weights_in_fp64_leave_no_difference(way: str) -> None:
     """Matrices of deviation 0.4 saturate attention and both GELUs, where fp32 rounds too coarsely to tell."""
     config = replace(WAYS[way], init_std=0.4)
     model, pair_head = build(config).double(), PairHead(config.hidden_size).double()
@@ -216,7 +215,7 @@ EDGES = [64, 65, 1, 128, 129, 1024]  # at which windows and blocks begin and end
 @pytest.mark.parametrize(
     ("config", "lengths"), [(BASE, EDGES), (LARGE, EDGES), (BASE, [8192, 300])], ids=["base", "large", "8192"]
 )
-def test_real_sizes_equal_transformers(config: ModernBertConfig, lengths: list[int], sequences: Make) -> None:
+def test_real_sizes_equal_transformers(config: ModernBertConfig, lengths: list[int]) -> None:
     """Hidden states, every fifth logit, and the gradient of every weight. Of long documents, which are the point of the
     architecture, without gradients: an error of angles or windows grows with the distance."""
     model, apart, trains = build(config), sequences(lengths, config.vocab_size), lengths is EDGES
@@ -245,9 +244,7 @@ def times_0_7(module: nn.Dropout, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ["bert", "albert", "deberta", "deberta, narrow", "xlnet"])
 @torch.no_grad()
-def test_hidden_states_in_training_mode_equal_transformers(
-    name: str, sequences: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hidden_states_in_training_mode_equal_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout in another place, a published recipe regularises another model. Random masks cannot be compared, so
     each dropout multiplies by 0.7. Dropout of attention probabilities is not compared, since no encoder here has it."""
     model = build(with_dropout(ENCODERS[name], 0.1))

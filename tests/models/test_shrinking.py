@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -23,9 +21,8 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.models.shrinking import check_shrinking, kept_layers, shrink_each
 from modernbert_train.models.tiling import grow
+from tests.support.encoder_training import pack, sequences
 from tests.support.encoders import BERT, DEBERTA, ENCODERS, LLAMAS, MODERNBERT, XLNET
-
-Make = Callable[..., Any]
 
 
 def test_layers_are_those_of_the_published_distilbert() -> None:
@@ -71,7 +68,7 @@ def test_what_is_taken_is_the_same_to_the_bit(old: ModelConfig, new: ModelConfig
         assert torch.equal(tensor, expected), name
 
 
-def test_a_model_that_was_grown_shrinks_to_itself(pack: Make, sequences: Make) -> None:
+def test_a_model_that_was_grown_shrinks_to_itself() -> None:
     """Center tiling repeats heads, channels and hidden units; shrinking a tiled model restores the smaller one.
 
     Their order may differ, so outputs are compared and not tensors.

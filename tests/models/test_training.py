@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -38,11 +38,10 @@ from modernbert_train.models.layers import EncoderLayer, rotary_tables, rotated
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
-from tests.support.encoder_training import first_predictions, opaque_attention
+from tests.support.encoder_training import first_predictions, opaque_attention, pack, sequences, small
+from tests.support.encoders import build
 from tests.support.mlm_lines import MASK, VOCABULARY, keys, line
 from tests.support.operators import Operators
-
-Make = Callable[..., Any]
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
@@ -72,7 +71,7 @@ def test_the_loss_by_chunks_is_the_loss(chunk: int, z_loss: float, bf16: bool) -
 
 @pytest.mark.parametrize("objective", [MaskedLmConfig(), CausalLmConfig()], ids=lambda each: each.name)
 @torch.no_grad()
-def test_z_loss_is_added_to_the_loss(objective: ObjectiveConfig, small: Make, sequences: Make, pack: Make) -> None:
+def test_z_loss_is_added_to_the_loss(objective: ObjectiveConfig) -> None:
     """z_loss times the squared log partition of each prediction, as worked out from the logits."""
     config, batch = small(num_layers=1), pack([sequences([20])], row_tokens=20)
     losses = []
@@ -135,7 +134,7 @@ def test_weighed_predictions_are_the_bound_of_masked_diffusion(chunk: int) -> No
 
 
 @torch.no_grad()
-def test_figures_weigh_predictions_as_training_does(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+def test_figures_weigh_predictions_as_training_does() -> None:
     """Else the loss on a line of a run of masked diffusion is not the loss that it is trained by."""
     batch, model = pack([sequences([40, 20])], row_tokens=64), build(small())
     weights_M = WEIGHT_UNIT * (1 + torch.arange(len(batch.targets["labels_M"])) % 3)
@@ -146,7 +145,7 @@ def test_figures_weigh_predictions_as_training_does(small: Make, build: Make, se
 
 
 @pytest.mark.runs
-def test_training_never_holds_all_logits(small: Make, build: Make, pack: Make) -> None:
+def test_training_never_holds_all_logits() -> None:
     """They would be the largest tensor of a step, with their gradient twice that."""
     batch = pack([[torch.arange(600) % 100 + 5]], row_tokens=600, predict_every=1)
     with allocations() as seen:
@@ -159,7 +158,7 @@ def test_training_never_holds_all_logits(small: Make, build: Make, pack: Make) -
 
 @pytest.mark.runs
 @torch.no_grad()
-def test_validation_never_holds_all_logits(small: Make, build: Make, pack: Make) -> None:
+def test_validation_never_holds_all_logits() -> None:
     """With the next token to predict at each place they are 50 GB of a microbatch of base. The figures are the same."""
     batch = pack([[torch.arange(600) % 100 + 5]], row_tokens=600, predict_every=1)
     model, at_once = build(small(vocab_size=50_368)), build(small(vocab_size=50_368), logit_chunk=1000)
@@ -183,7 +182,7 @@ def allocations() -> Iterator[list[int]]:
         yield sizes
 
 
-def local_layer_sizes(config: ModernBertConfig, pack: Make, num_tokens: int) -> list[int]:
+def local_layer_sizes(config: ModernBertConfig, num_tokens: int) -> list[int]:
     """Bytes of every tensor of a forward and backward pass through a local layer, over one document."""
     layer = EncoderLayer(config, index=1)
     packed = pack([[torch.full((num_tokens,), 5)]], row_tokens=num_tokens).packed
@@ -195,10 +194,10 @@ def local_layer_sizes(config: ModernBertConfig, pack: Make, num_tokens: int) -> 
     return seen
 
 
-def test_local_layers_take_memory_linear_in_the_document(small: Make, pack: Make) -> None:
+def test_local_layers_take_memory_linear_in_the_document() -> None:
     """8,192 tokens must train where 4,096 do with half the memory left: no tensor of T x T, each twice as large."""
     config = small(local_attention=128)
-    half, whole = (local_layer_sizes(config, pack, n) for n in (4096, 8192))
+    half, whole = (local_layer_sizes(config, n) for n in (4096, 8192))
     assert max(whole) < 8192 * 8192 / 4  # bytes; even a mask of single bits would take half of that more
     assert max(whole) == pytest.approx(2 * max(half), rel=0.05)
     assert sum(whole) == pytest.approx(2 * sum(half), rel=0.05)
@@ -215,9 +214,7 @@ def recorded_kernels(monkeypatch: pytest.MonkeyPatch) -> Mock:
     return kernels
 
 
-def test_local_and_global_layers_may_use_different_kernels(
-    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
+def test_local_and_global_layers_may_use_different_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel is prepared once, and global layers get theirs; without a second name all layers share one."""
     packed = pack([sequences([40, 30])], row_tokens=70).packed
     expected = build(small()).encode(packed)
@@ -232,9 +229,7 @@ def test_local_and_global_layers_may_use_different_kernels(
         assert [name for name, _, _ in kernels.mock_calls] == ["a.prepare", *["a.attend"] * 7]
 
 
-def test_a_kernel_that_rotates_is_given_local_layers_unrotated(
-    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
+def test_a_kernel_that_rotates_is_given_local_layers_unrotated(monkeypatch: pytest.MonkeyPatch) -> None:
     """And global ones rotated, or positions would be applied twice or never; compiled too, where a question that
     torch.compile answers otherwise than Python would take the pass over q and k back in silence."""
     packed = pack([sequences([40, 30])], row_tokens=70).packed
@@ -265,9 +260,7 @@ def test_a_kernel_that_rotates_is_given_local_layers_unrotated(
 
 
 @pytest.mark.parametrize("key", ["attention", "global_attention"])
-def test_a_kernel_that_cannot_serve_is_refused_by_its_key(
-    key: str, small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
+def test_a_kernel_that_cannot_serve_is_refused_by_its_key(key: str) -> None:
     """In the first forward pass, also where support was not checked before."""
     refused = rf"compute\.{key}=varlen: it needs a CUDA device, not cpu\. "
     with pytest.raises(ConfigError, match=rf"{refused}Usable here: sdpa\. Or set compute\.{key}=auto\."):
@@ -275,9 +268,7 @@ def test_a_kernel_that_cannot_serve_is_refused_by_its_key(
 
 
 @pytest.mark.runs
-def test_layers_are_compiled_in_every_phase_or_the_run_ends(
-    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
+def test_layers_are_compiled_in_every_phase_or_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch allows a layer 8 graphs and runs it eagerly beyond, at half the speed until the end of the run."""
     torch._dynamo.reset()
     counters.clear()
@@ -296,9 +287,7 @@ def test_layers_are_compiled_in_every_phase_or_the_run_ends(
 
 @pytest.mark.runs
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_no_step_waits_for_the_device(
-    monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make, checkpointing: bool
-) -> None:
+def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, checkpointing: bool) -> None:
     """One number read back in a step lets a GPU run dry. Tensors without values refuse every attempt to read one."""
     monkeypatch.setattr(varlen, "support", lambda *_: None)
     choose_kernel.cache_clear()
@@ -325,9 +314,7 @@ def host_sees(args: Any, kwargs: Any) -> list[object]:
 
 
 @pytest.mark.runs
-def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
-    monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make
-) -> None:
+def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then one CUDA graph serves all batches with as many boundaries and the same longest sequence."""
     monkeypatch.setattr(varlen, "support", lambda *_: None)
     choose_kernel.cache_clear()

@@ -237,15 +237,10 @@ def test_a_decoder_reads_what_stands_before_the_mask(
 def test_a_model_without_its_head_fills_nothing(
     tiny_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers would draw the head at random, and the predictions would be meaningless. An extra head is fine."""
+    """transformers would draw the head at random, and the predictions would be meaningless."""
     bare = published(transformers.BertModel, tmp_path / "bare", tiny_data / "tokenizer", max_position_embeddings=128)
     assert main(["fill", str(bare), "a [MASK]"]) == 65
     assert "bare: lacks decoder, head, which predicting tokens needs" in capfd.readouterr().err
-    more = exported(tmp_path / "more", BERT, tiny_data / "tokenizer")
-    capfd.readouterr()
-    assert main(["fill", str(more), "a [MASK]"]) == 0
-    said = capfd.readouterr()
-    assert said.out.count("%") == 5 and not said.err
 
 
 @pytest.mark.runs

@@ -20,7 +20,7 @@ from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import load_weights
 from tests.support.make_shards import make_texts, make_tokenizer
 from tests.support.reference_checkpoint import write_reference_checkpoint
-from tests.support.runs import records, weights
+from tests.support.runs import records
 from tests.support.sources import LARGER, MODEL, STILL, first_weights
 from tests.support.tiny_run import TINY_YAML, TinyRun
 
@@ -62,19 +62,6 @@ def test_each_checkpoint_is_exported_with_the_bases_of_its_own_phase(trained: Pa
 
 def _with_decoder(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return weights | {"decoder.weight": weights["model.embeddings.tok_embeddings.weight"]}
-
-
-@pytest.mark.runs
-def test_ours_to_transformers_and_back_is_exact(tiny_run: TinyRun, trained: Path, tmp_path: Path) -> None:
-    """Also through transformers' own files, one or several."""
-    assert main(["export", str(trained), "--out", str(tmp_path / "out")]) == 0
-    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "out")
-    model.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
-    assert not (tmp_path / "theirs/model.safetensors").exists()
-    expected = weights(trained)
-    for number, folder in enumerate(("out", "theirs")):
-        words = tiny_run(*STILL, f"name=from{number}", f"weights.init_from={tmp_path / folder}")
-        assert same(first_weights(words, tmp_path / f"runs/from{number}"), expected)
 
 
 @pytest.mark.runs
