@@ -594,7 +594,7 @@ FAULTS = (
         "seen_QK = ranks < limits[:, None]",
         "seen_QK = ranks <= limits[:, None]",
         "permutation on CPUs: the next of the order is seen",
-        ("tests/models/test_permutation.py", "tests/models/test_xlnet.py"),
+        ("tests/models/test_permutation.py", "tests/models/test_parity.py"),
     ),
     Fault(
         "gdes-gradient",
@@ -650,7 +650,7 @@ FAULTS = (
         "if not torch.equal(tensors[name], tensors[copy]):",
         "if tensors[name].shape != tensors[copy].shape:",
         "a model whose layers differ, read as one that shares them",
-        ("tests/weights/formats/test_albert.py",),
+        ("tests/weights/formats/test_formats.py",),
     ),
     Fault(
         "llama-slow-angles",
@@ -730,7 +730,7 @@ FAULTS = (
         "positions[:, None] - positions + self.reach(start, end)",
         "positions - positions[:, None] + self.reach(start, end)",
         "XLNet: before and after are exchanged",
-        ("tests/models/test_xlnet.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "xlnet-segments",
@@ -738,7 +738,7 @@ FAULTS = (
         "torch.where(other_QK, other_NQ1, same_NQ1)",
         "torch.where(other_QK, same_NQ1, other_NQ1)",
         "XLNet: the same segment is taken for another",
-        ("tests/models/test_xlnet.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "teacher-in-training",

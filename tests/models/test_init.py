@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, XLNetConfig
+from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, NeoBertConfig, XLNetConfig
 from modernbert_train.models.build import build_model
-from modernbert_train.models.init import initialize
+from modernbert_train.models.init import count_parameters, initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.plan import parameters as planned
 from tests.support.encoders import objective_of
 
 # Deviation of a standard normal truncated at +-2: sqrt(1 - 2 * 2 phi(2) / (2 Phi(2) - 1)), worked by hand.
@@ -77,3 +78,16 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     torch.set_rng_state(before)
     initialize(model, config, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.runs
+def test_weights_of_a_neobert_are_uniform_as_published() -> None:
+    """Within 0.02 of zero and as often at the edge as in the middle; the decoder's bias is zero."""
+    config = NeoBertConfig(num_layers=1, hidden_size=64, num_heads=1, intermediate_size=64)
+    model = fresh(config)
+    assert count_parameters(model) == planned.count_parameters(config).total
+    table = model.get_parameter("model.embeddings.tok_embeddings.weight").flatten()
+    counts = torch.histc(table, bins=10, min=-0.02, max=0.02)
+    assert counts.sum() == len(table)
+    torch.testing.assert_close(counts / len(table), torch.full((10,), 0.1), atol=1e-3, rtol=0)
+    assert not model.get_parameter("decoder.bias").any()
