@@ -6,8 +6,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -240,15 +238,3 @@ def test_ways_that_cannot_be_are_refused(
     out = ["--out", str(tmp_path / "none")]
     assert main(["average", str(run), "--last", "3", *(str(run) if w == "RUN" else w for w in words), *out]) == 78
     assert message in capsys.readouterr().err and not (tmp_path / "none").exists()
-
-
-@pytest.mark.runs
-def test_an_average_that_breaks_off_does_not_stand_in_the_way_of_the_next(run: Path, tmp_path: Path) -> None:
-    """A partial folder used to make the same command fail from then on."""
-    words, out = ["average", str(run), "--last", "3", "--out", str(tmp_path / "mean")], tmp_path / "mean"
-    broken = "import os, modernbert_train.weights.average as a; from modernbert_train.__main__ import main\n"
-    broken += f"a.commit = lambda folder, **_: (folder.mkdir(), os.kill(os.getpid(), 9)); main({words})"
-    assert subprocess.run([sys.executable, "-c", broken], capture_output=True, check=False).returncode == -9
-    assert not out.exists() and [*tmp_path.glob(".mean.*.partial/mean/checkpoints")]
-    assert main(words) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["mean"]
