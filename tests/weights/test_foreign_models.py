@@ -37,6 +37,7 @@ from tests.support.foreign import (
     tokenizer_with,
     two_classes,
 )  # fmt: skip
+from tests.support.front_door import Cli
 from tests.support.make_shards import make_tokenizer
 from tests.support.runs import records
 from tests.support.sources import run_of
@@ -134,12 +135,12 @@ def test_a_model_is_continued_with_its_own_tokenizer(name: str, tiny_run: TinyRu
 
 
 @pytest.mark.parametrize("name", ["mmbert", "roberta without a head", "eurobert"])
-def test_any_model_is_exported(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_model_is_exported(name: str, tmp_path: Path, cli: Cli) -> None:
     """In fp32, as its authors' code computes it; without a head it stays without one."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    assert main(["export", str(folder)]) == 78 and "exported alone, as MODEL --out FOLDER" in capsys.readouterr().err
-    assert main(["export", str(folder), "--out", str(tmp_path / "hf")]) == 0
+    assert "exported alone, as MODEL --out FOLDER" in cli("export", folder, code=78).err
+    cli("export", folder, "--out", tmp_path / "hf")
     torch.testing.assert_close(
         load_model(tmp_path / "hf").embed(TEXTS[:1])[0], mean_of_states(folder, TEXTS[0]), rtol=0, atol=1e-5
     )
@@ -162,12 +163,11 @@ def test_the_old_layout_of_sentence_transformers_is_opened(tmp_path: Path) -> No
     assert torch.equal(load_model(folder).embed(TEXTS[:1]), load_model(folder / "0_Transformer").embed(TEXTS[:1]))
 
 
-def test_a_folder_with_vocab_txt_alone_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_vocab_txt_alone_says_what_to_do(tmp_path: Path, cli: Cli) -> None:
     folder = saved(transformers.BertForMaskedLM, tmp_path / "model")
     shutil.move(folder / "tokenizer.json", folder / "vocab.txt")
     for verb in (["fill", str(folder), "[MASK]"], ["export", str(folder), "--out", str(tmp_path / "hf")]):
-        assert main(verb) == 65
-        said = capsys.readouterr().err
+        said = cli(*verb, code=65).err
         assert "tokenizer.json: no such file, only vocab.txt; " in said and "save_pretrained" in said
 
 
@@ -226,14 +226,14 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     tiny_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     """It contains its tokenizer: users copy only a run's folder to another machine."""
     (tmp_path / "home").mkdir()
     shutil.copytree(tiny_data, tmp_path / "home/data")
     monkeypatch.chdir(tmp_path / "home")
     words = tiny_run("data.train=data/train", "data.validation=data/validation", "data.tokenizer=data/tokenizer")
-    assert main(["train", *words, "runs_folder=runs"]) == 0
+    cli("train", *words, "runs_folder=runs")
     expected = load_model("runs/tiny").embed(TEXTS[:1])
     (tmp_path / "elsewhere").mkdir()
     shutil.copytree(tmp_path / "home/runs/tiny", tmp_path / "elsewhere/copy")
@@ -256,33 +256,32 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     with pytest.raises(DataError, match=r"step: the tokenizer of its training, .* is neither in data/tokenizer nor in"):
         load_model("step")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    assert main(["embed", "copy", str(tmp_path / "texts.txt"), "--out", "v.npy"]) == 0
+    cli("embed", "copy", tmp_path / "texts.txt", "--out", "v.npy")
     task = task_of(Path(), two_classes())
-    assert main(["finetune", task, "--model", "copy", "runs_folder=r", "name=f", "compute.device=cpu"]) == 0
+    cli("finetune", task, "--model", "copy", "runs_folder=r", "name=f", "compute.device=cpu")
     Path("r").rename("moved")
     assert main(["eval", "moved/f"]) == 0, "its labelled texts are in it"
-    capsys.readouterr()
-    assert main(["eval", "copy"]) == 65 and "data.train=data/train: " in capsys.readouterr().err
+    assert "data.train=data/train: " in cli("eval", "copy", code=65).err
     here = [f"data.train={tiny_data}/train", f"data.validation={tiny_data}/validation"]
-    assert main(["eval", "copy", *here]) == 0
+    cli("eval", "copy", *here)
 
 
 @pytest.mark.runs
 @pytest.mark.parametrize("name", ["bert without a head", "eurobert"])
 def test_any_encoder_is_shrunk_and_teaches_without_a_head(
-    name: str, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tiny_run: TinyRun, tmp_path: Path, cli: Cli
 ) -> None:
     """A head is needed only for predictions of tokens: for the divergence from a teacher's predictions."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
     words = own_run(tiny_run, folder, tmp_path, num_layers=1)
-    capsys.readouterr()
-    assert main(["train", *words, f"weights.shrink_from={folder}"]) == 0
-    assert "drawn at random" in capsys.readouterr().out
+    assert "drawn at random" in cli("train", *words, f"weights.shrink_from={folder}").out
     teaches = f"{{name: distill, teacher: {folder}, kl_weight: %s, cosine_weight: 1}}"
-    assert main(["train", *words, "name=taught", "objective=" + teaches % 0]) == 0
-    assert main(["train", *words, "name=not", "objective=" + teaches % 1]) == 78
-    assert "so it predicts no tokens. Set objective.kl_weight=0" in capsys.readouterr().err
+    cli("train", *words, "name=taught", "objective=" + teaches % 0)
+    assert (
+        "so it predicts no tokens. Set objective.kl_weight=0"
+        in cli("train", *words, "name=not", "objective=" + teaches % 1, code=78).err
+    )
 
 
 def test_weights_that_are_not_finite_are_found_when_the_model_is_opened(tmp_path: Path) -> None:
@@ -305,7 +304,6 @@ def test_a_table_is_compared_with_the_tokenizer_beside_it(tmp_path: Path, capsys
     with pytest.raises(DataError, match=r"its table has 308 rows, and its tokenizer 309 entries"):
         open_model(folder)
     path.write_text(json.dumps(content))
-    capsys.readouterr()  # save_pretrained may have drawn a progress bar
     open_model(folder)
     assert capsys.readouterr().err == ""
     torch.manual_seed(3)
@@ -315,13 +313,11 @@ def test_a_table_is_compared_with_the_tokenizer_beside_it(tmp_path: Path, capsys
     assert "its table has 4,000 rows, and its tokenizer 308 entries; 3,692" in capsys.readouterr().err
 
 
-def test_a_mask_is_filled_whatever_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mask_is_filled_whatever_it_is_called(tmp_path: Path, cli: Cli) -> None:
     kind, names, settings = FOREIGN["roberta"]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    capsys.readouterr()
-    assert main(["fill", str(folder), "the quick [MASK] fox", "the quick <mask> fox"]) == 0
-    ours, theirs = capsys.readouterr().out.strip().split("\n")[1::2]
+    ours, theirs = cli("fill", folder, "the quick [MASK] fox", "the quick <mask> fox").out.strip().split("\n")[1::2]
     assert ours == theirs
     stored = {f"_orig_mod.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    assert main(["fill", str(folder), "the quick <mask> fox"]) == 0 and theirs in capsys.readouterr().out
+    assert theirs in cli("fill", folder, "the quick <mask> fox").out

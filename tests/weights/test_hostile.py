@@ -25,6 +25,7 @@ from modernbert_train.weights.formats.modernbert import FORMAT
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
 from tests.support.exported import edit
+from tests.support.front_door import Cli
 from tests.support.tiny_run import TinyRun
 from tests.weights.formats.models import WEIRD
 
@@ -41,7 +42,7 @@ NO_CONFIGS = {
 
 @pytest.mark.parametrize("case", NO_CONFIGS)
 def test_whatever_opens_the_folder_says_what_is_wrong_with_it(
-    exported: Path, case: str, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Path, case: str, tiny_run: TinyRun, tmp_path: Path, cli: Cli
 ) -> None:
     """`fill`, weights.init_from and weights.grow_from; `average` and `export` open models by the same function."""
     (exported / "config.json").write_text(NO_CONFIGS[case])
@@ -49,12 +50,10 @@ def test_whatever_opens_the_folder_says_what_is_wrong_with_it(
         open_model(exported)
     message = str(refused.value)
     assert message.startswith(f"{exported}/config.json: ")
-    assert main(["fill", str(exported), "a [MASK]"]) == 65
-    error = capsys.readouterr().err
+    error = cli("fill", exported, "a [MASK]", code=65).err
     assert f"{exported}/config.json: " in error and error.count("\n") == 1 and len(error) < 600
     for key in ("init_from", "grow_from"):
-        assert main(["train", *tiny_run(f"weights.{key}={exported}")]) == 65
-        assert message in capsys.readouterr().err
+        assert message in cli("train", *tiny_run(f"weights.{key}={exported}"), code=65).err
 
 
 @pytest.mark.parametrize(
@@ -72,11 +71,10 @@ def test_whatever_opens_the_folder_says_what_is_wrong_with_it(
     ],
 )
 def test_fill_names_a_folder_that_transformers_cannot_open(
-    exported: Path, harm: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+    exported: Path, harm: Callable[[Path], object], cli: Cli
 ) -> None:
     harm(exported)
-    assert main(["fill", str(exported), "a [MASK]"]) == 65
-    assert str(exported) in capsys.readouterr().err
+    assert str(exported) in cli("fill", exported, "a [MASK]", code=65).err
 
 
 def test_fill_runs_no_code_of_the_folder_and_asks_nothing(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,9 +138,7 @@ def test_a_damaged_configuration_is_read_or_refused(exported: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "special_tokens_map.json"])
-def test_a_model_folder_has_no_links_to_elsewhere(
-    exported: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_folder_has_no_links_to_elsewhere(exported: Path, tmp_path: Path, name: str, cli: Cli) -> None:
     (exported / "special_tokens_map.json").write_text("{}")
     shutil.move(exported / name, tmp_path / name)
     (exported / name).symlink_to(tmp_path / name)
@@ -150,8 +146,7 @@ def test_a_model_folder_has_no_links_to_elsewhere(
         open_model(exported)
     with pytest.raises(DataError, match="outside its folder"):
         load_weights(exported)
-    assert main(["fill", str(exported), "a [MASK]"]) == 65
-    assert f"{exported / name}: a link to " in capsys.readouterr().err
+    assert f"{exported / name}: a link to " in cli("fill", exported, "a [MASK]", code=65).err
 
 
 def test_an_export_publishes_no_file_that_a_tokenizer_folder_links_to(exported: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from modernbert_train import __version__
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.results import keep_result
 from modernbert_train.data.dataset_card import read_card, write_card
+from tests.support.front_door import Cli
 from tests.support.runs import newest, records
 from tests.support.tiny_run import TINY_YAML
 
@@ -73,7 +74,7 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
 
 
 @pytest.mark.runs
-def test_the_licence_is_the_users_or_unknown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_licence_is_the_users_or_unknown(folder: Path, cli: Cli) -> None:
     """A licence is a legal promise: it is copied or reported as missing, never invented."""
     header, text = card(folder)
     assert header["license"] == "unknown" and "None was stated" in section(text, "Licence")
@@ -81,8 +82,10 @@ def test_the_licence_is_the_users_or_unknown(folder: Path, capsys: pytest.Captur
     assert header["license"] == "cc-by-4.0" and "cc-by-4.0" in section(text, "Licence")
     assert header["mask_token"] == "[MASK]" and header["pipeline_tag"] == "fill-mask"
     assert header["library_name"] == "transformers" and "modernbert" in header["tags"]
-    assert main(["export", str(folder / "tiny"), "--out", str(folder / "out"), "--licence", "free: yes"]) == 78
-    assert "--licence='free: yes': not an identifier of the hub" in capsys.readouterr().err
+    assert (
+        "--licence='free: yes': not an identifier of the hub"
+        in cli("export", folder / "tiny", "--out", folder / "out", "--licence", "free: yes", code=78).err
+    )
 
 
 def test_an_earlier_checkpoint_is_not_credited_with_later_results(folder: Path) -> None:

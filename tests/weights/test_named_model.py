@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.schema import LlamaConfig
+from tests.support.front_door import Cli
 from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
@@ -22,13 +22,13 @@ def settings(words: list[str]) -> tuple[float, float, float]:
 
 @pytest.mark.runs
 def test_rope_bases_and_dropout_come_from_the_model_unless_they_are_given(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
+    tiny_run: TinyRun, tmp_path: Path, cli: Cli
 ) -> None:
     """For a run, a checkpoint of its first phase, an export; the banner says so. Later the run keeps those it began
     with."""
     begun = tiny_run("name=first", "model.local_rope_theta=5000", "model.attention_out_dropout=0.3")
-    assert main(["train", *begun]) == 0
-    assert main(["export", *begun, "--out", str(tmp_path / "hf")]) == 0
+    cli("train", *begun)
+    cli("export", *begun, "--out", tmp_path / "hf")
     first = tmp_path / "runs/first"
     (early,) = first.glob("checkpoints/step-00000010")
 
@@ -48,12 +48,9 @@ def test_rope_bases_and_dropout_come_from_the_model_unless_they_are_given(
     of_phase = [*continued, "phases.short.model.global_rope_theta=30_000"]
     assert settings(of_phase) == (30_000, 5_000, 0.3), "the phase's value"
 
-    capsys.readouterr()
-    assert main(["train", *continued]) == 0
-    said = capsys.readouterr().out
+    said = cli("train", *continued).out
     assert "RoPE base" not in said and "attention_out_dropout 0.3, as there" in said, "no difference to report"
-    assert main(["train", *given, "name=given"]) == 0
-    said = capsys.readouterr().out
+    said = cli("train", *given, "name=given").out
     assert "global RoPE base 160,000 there, 20,000 here" in said and "attention_out_dropout 0.3 there, 0 here" in said
     shutil.rmtree(tmp_path / "hf")
     assert main(["train", *continued]) == 0, "the run keeps the values it began with"
@@ -62,32 +59,29 @@ def test_rope_bases_and_dropout_come_from_the_model_unless_they_are_given(
 
 @pytest.mark.runs
 def test_scaled_positions_come_from_the_model_unless_the_run_scales(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
+    tiny_run: TinyRun, tmp_path: Path, cli: Cli
 ) -> None:
     """A phase may change the scaling; the run after it begins with the same, or with all of its own."""
     yarn = (
         "phases.long.model={global_rope_theta: 160_000, rope_scaling: yarn, rope_factor: 2, rope_original_tokens: 64}"
     )
-    assert main(["train", *tiny_run("name=first", yarn)]) == 0
-    assert main(["export", *tiny_run("name=first", yarn), "--out", str(tmp_path / "hf")]) == 0
+    cli("train", *tiny_run("name=first", yarn))
+    cli("export", *tiny_run("name=first", yarn), "--out", tmp_path / "hf")
     for name in (tmp_path / "runs/first", tmp_path / "hf"):
         words = tiny_run(f"weights.init_from={name}", "name=next", "phases.long=null")
         model = read_run(words).modernbert
         assert (model.rope_scaling, model.rope_factor, model.rope_original_tokens) == ("yarn", 2, 64)
         plain = read_run([*words, "model.rope_scaling=none"]).modernbert
         assert (plain.rope_scaling, plain.rope_factor, plain.global_rope_theta) == ("none", 1, 160_000)
-    capsys.readouterr()
-    assert main(["train", *words, "model.rope_scaling=none"]) == 0
-    assert "global RoPE base 160,000, yarn by 2 there, 160,000 here" in capsys.readouterr().out
+    assert (
+        "global RoPE base 160,000, yarn by 2 there, 160,000 here" in cli("train", *words, "model.rope_scaling=none").out
+    )
     assert "160,000, yarn by 2" in (tmp_path / "hf/README.md").read_text(), "the card's table of phases"
 
 
-def test_a_model_that_is_not_there_is_reported_by_who_reads_it(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
-) -> None:
+def test_a_model_that_is_not_there_is_reported_by_who_reads_it(tiny_run: TinyRun, tmp_path: Path, cli: Cli) -> None:
     """A misspelt name must not be taken for a model without bases."""
-    assert main(["check", *tiny_run(f"weights.init_from={tmp_path}/none")]) != 0
-    assert "none" in capsys.readouterr().err
+    assert "none" in cli("check", *tiny_run(f"weights.init_from={tmp_path}/none"), code=65).err
 
 
 def test_a_llama_takes_the_base_and_the_scaling_of_its_folder(tmp_path: Path) -> None:

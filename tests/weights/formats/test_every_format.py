@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.__main__ import main
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     AlbertConfig,
@@ -37,6 +36,7 @@ from modernbert_train.weights.formats import export_format, read, read_folder
 from modernbert_train.weights.formats.tensors import from_hf
 from modernbert_train.weights.hf_folder import load_weights
 from tests.support.encoders import ALBERT, BERT, ENCODERS, ESM, LLAMAS, MODERNBERT, ROBERTA, XLNET, ids
+from tests.support.front_door import Cli
 from tests.weights.formats.models import (
     SAID,
     UNSAID,
@@ -287,7 +287,7 @@ RELEASED: dict[str, tuple[dict[str, Any], ModelConfig]] = {
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_configs_of_the_released_models_are_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configs_of_the_released_models_are_read(name: str, tmp_path: Path, cli: Cli) -> None:
     """As published, with keys of their time."""
     raw, expected = RELEASED[name]
     said = read(raw, "file")
@@ -296,8 +296,7 @@ def test_configs_of_the_released_models_are_read(name: str, tmp_path: Path, caps
     assert said.order == ("given" if permutes else "all")
     assert said.max_tokens == (1026 if isinstance(expected, EsmConfig) else 512)
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert main(["init", "from", str(tmp_path / "config.json")]) == 0
-    ours = yaml.safe_load(capsys.readouterr().out)
+    ours = yaml.safe_load(cli("init", "from", tmp_path / "config.json").out)
     assert type(expected)(**ours["model"]) == expected
     assert ours["objective"] == {"name": "permutation" if permutes else "mlm"}
 

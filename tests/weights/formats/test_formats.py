@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_run
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
@@ -76,6 +75,7 @@ from tests.support.encoders import (
 from tests.support.encoders import (
     fill as randomize,
 )
+from tests.support.front_door import Cli
 from tests.weights.formats.models import SAID, UNSAID, assert_equal, describe, weights_of, write
 
 MODELS: dict[str, ModelConfig] = ENCODERS | {"roberta": ROBERTA} | {name: LLAMAS[name] for name in ("untied", "qwen3")}
@@ -174,21 +174,17 @@ def test_copies_that_differ_are_not_one_tensor() -> None:
 
 
 @pytest.mark.runs
-def test_import_config_reads_an_albert_and_sees_what_it_shares(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_import_config_reads_an_albert_and_sees_what_it_shares(tmp_path: Path, cli: Cli) -> None:
     """The weights decide; without them only config.json is known."""
     read = {way: config for way, config in SAID.items() if way.startswith("albert")}
     for way, config in {**read, "attention": UNSAID["albert, attention"], "ffn": UNSAID["albert, ffn"]}.items():
         folder = write(tmp_path / way, config, weights_of(config))
-        assert main(["init", "from", str(folder / "config.json"), "--out", str(tmp_path / f"{way}.yaml")]) == 0
+        cli("init", "from", folder / "config.json", "--out", tmp_path / f"{way}.yaml")
         ours = yaml.safe_load((tmp_path / f"{way}.yaml").read_text())
         assert ours["weights"] == {"init_from": str(folder)} and ours["objective"] == {"name": "mlm"}
         assert load_run([tmp_path / f"{way}.yaml"], ["name=x", "data.tokenizer=x", "optim.lr=1"]).model == config
         (folder / "model.safetensors").unlink()
-        capsys.readouterr()
-        assert main(["init", "from", str(folder / "config.json")]) == 0
-        out = capsys.readouterr()
+        out = cli("init", "from", folder / "config.json")
         model = yaml.safe_load(out.out)["model"]
         assert model["sharing"] == (config.sharing if way in SAID else "none")
         assert "weights.init_from: the folder lacks model.safetensors" in out.err
@@ -239,12 +235,11 @@ def test_a_head_that_detects_replaced_tokens_is_v3s() -> None:
 
 @pytest.mark.parametrize(("order", "objective"), [("all", "mlm"), ("causal", "causal"), ("given", "permutation")])
 def test_import_config_continues_with_what_it_was_trained_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], order: Order, objective: str
+    tmp_path: Path, cli: Cli, order: Order, objective: str
 ) -> None:
     """For our config.json; a published one means permuted orders."""
     (tmp_path / "config.json").write_text(json.dumps(describe(XLNET, order)))
-    assert main(["init", "from", str(tmp_path / "config.json")]) == 0
-    ours = yaml.safe_load(capsys.readouterr().out)
+    ours = yaml.safe_load(cli("init", "from", tmp_path / "config.json").out)
     settings = {key: value for key, value in ours["model"].items() if key != "name"}
     assert ours["model"]["name"] == "xlnet" and XLNetConfig(**settings) == XLNET
     assert ours["objective"] == {"name": objective}

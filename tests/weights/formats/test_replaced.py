@@ -12,7 +12,6 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-from modernbert_train.__main__ import main
 from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import ENCODERS
@@ -21,6 +20,7 @@ from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats import electra, read_folder
 from modernbert_train.weights.hf_folder import export, load_weights
 from tests.support.encoders import BERT, DEBERTA, MODERNBERT, fill
+from tests.support.front_door import Cli
 
 MODELS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "deberta": DEBERTA}
 NAMED = {"modernbert": "ModernBertForTokenClassification", "bert": "ElectraForPreTraining"}
@@ -53,12 +53,11 @@ def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("written", MODELS, indirect=True)
-def test_import_config_continues_to_detect(written: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_import_config_continues_to_detect(written: tuple[str, Path], cli: Cli) -> None:
     """Its generator is unknown, and the output says so."""
     name, folder = written
     for file in ("config.json", "."):
-        assert main(["init", "from", str(folder / file)]) == 0
-        said = capsys.readouterr()
+        said = cli("init", "from", folder / file)
         ours = yaml.safe_load(said.out)
         assert ours["model"]["name"] == name and ours["objective"] == {"name": "rtd"}
         assert ours["weights"] == {"init_from": str(folder)}
