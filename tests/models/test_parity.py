@@ -60,8 +60,8 @@ CONFIGS: dict[str, ModelConfig] = {
     "bert": BERT,
     "bert with the other gelu": replace(BERT, activation="gelu_tanh"),
     "roberta": ROBERTA,
-    "llama, without a bias of the decoder": LLAMAS["llama"],
-    "llama, with a decoder of its own": LLAMAS["untied"],
+    "llama": LLAMAS["llama"],
+    "llama, untied": LLAMAS["untied"],
     **{f"albert, {way}": WAYS[way] for way in ("groups and turns", "attention", "ffn in groups")},
 }
 

@@ -31,7 +31,7 @@ from tests.support.encoders import (
 )  # fmt: skip
 
 LONGEST = 40
-TOKENS, PAIRS = ("model", "head", "decoder"), ("model", "head", "decoder", "pair_head")
+TOKENS = ("model", "head", "decoder")
 
 # architectures that a config.json can describe
 SAID: dict[str, ModelConfig] = {
