@@ -6,6 +6,7 @@ A leak here gives the best loss of all, and a model that has learnt to copy.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,15 +109,8 @@ def test_sequences_see_only_themselves(name: str) -> None:
     text = text_of([40, 22, 9])
     _, packed = made(text)
     start, end = packed.cu_seqlens_S[1:3].tolist()
-    assert packed.ranks_T is not None and packed.limits_T is not None
-    own = slice(start, end)
-    alone = replace(
-        packed,
-        input_ids_T=packed.input_ids_T[own],
-        position_ids_T=packed.position_ids_T[own],
-        cu_seqlens_S=torch.tensor([0, end - start], dtype=torch.int32),
-        ranks_T=packed.ranks_T[own],
-        limits_T=packed.limits_T[own],
-    )
+    own, names = slice(start, end), ("input_ids_T", "position_ids_T", "ranks_T", "limits_T")
+    parts: dict[str, Any] = {name: getattr(packed, name)[own] for name in names}
+    alone = replace(packed, **parts, cu_seqlens_S=torch.tensor([0, end - start], dtype=torch.int32))
     torch.testing.assert_close(model.encode(alone), model.encode(packed)[own], atol=1e-5, rtol=0)
     assert np.isfinite(model.encode(packed).numpy()).all()
