@@ -594,7 +594,7 @@ FAULTS = (
         "seen_QK = ranks < limits[:, None]",
         "seen_QK = ranks <= limits[:, None]",
         "permutation on CPUs: the next of the order is seen",
-        ("tests/models/test_permutation.py", "tests/models/test_xlnet.py"),
+        ("tests/models/test_permutation.py", "tests/models/test_parity.py"),
     ),
     Fault(
         "gdes-gradient",
@@ -642,7 +642,7 @@ FAULTS = (
         "group * self.group_layers + position % self.group_layers",
         "group * self.group_layers + position * self.group_layers // length",
         "ALBERT with several layers in a group: they repeat in another order than in transformers",
-        ("tests/models/test_parity.py", "tests/models/test_albert.py"),
+        ("tests/models/test_parity.py", "tests/models/test_every_encoder.py"),
     ),
     Fault(
         "albert-copies",
@@ -650,7 +650,7 @@ FAULTS = (
         "if not torch.equal(tensors[name], tensors[copy]):",
         "if tensors[name].shape != tensors[copy].shape:",
         "a model whose layers differ, read as one that shares them",
-        ("tests/weights/formats/test_albert.py",),
+        ("tests/weights/formats/test_formats.py",),
     ),
     Fault(
         "llama-slow-angles",
@@ -730,7 +730,7 @@ FAULTS = (
         "positions[:, None] - positions + self.reach(start, end)",
         "positions - positions[:, None] + self.reach(start, end)",
         "XLNet: before and after are exchanged",
-        ("tests/models/test_xlnet.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "xlnet-segments",
@@ -738,7 +738,7 @@ FAULTS = (
         "torch.where(other_QK, other_NQ1, same_NQ1)",
         "torch.where(other_QK, same_NQ1, other_NQ1)",
         "XLNet: the same segment is taken for another",
-        ("tests/models/test_xlnet.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "teacher-in-training",
@@ -836,7 +836,7 @@ FAULTS = (
         "return cls(encoder, z_loss=objective.z_loss)",
         "return cls(encoder)",
         "objective.z_loss, regardless of the YAML",
-        ("tests/models/test_every_key.py",),
+        ("tests/models/test_training.py",),
     ),
     Fault(
         "muon-betas",
@@ -884,7 +884,7 @@ FAULTS = (
         "return self.dropout(self.norm(sum_TD))",
         "return self.norm(self.dropout(sum_TD))",
         "BERT's recipe: dropout stands after the norm of the embeddings",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "albert-output-dropout",
@@ -892,7 +892,7 @@ FAULTS = (
         "self.norm(x_TD + self.dropout(self.Wo(out_TNH.flatten(1))))",
         "self.norm(x_TD + self.Wo(self.dropout(out_TNH.flatten(1))))",
         "ALBERT's recipe: dropout stands after the output projection",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "regions-rows",
@@ -908,7 +908,7 @@ FAULTS = (
         "inner_TF = self.dropout(F.gelu(self.Wi(x_TD), approximate=self.approximate))",
         "inner_TF = F.gelu(self.Wi(x_TD), approximate=self.approximate)",
         "XLNet's recipe: dropout within the feed-forward",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "xlnet-last-dropout",
@@ -916,7 +916,7 @@ FAULTS = (
         "        return self.leave(self.dropout(hidden_TD), positions_M)",
         "        return self.leave(hidden_TD, positions_M)",
         "XLNet's recipe: dropout after the last layer",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "losses-of-two-phases",
@@ -948,7 +948,7 @@ FAULTS = (
         "    logits_CV = logits_CV.float()\n    column_C",
         "    column_C",
         "digits of the loss and of its gradient, on GPUs",
-        ("tests/models/test_every_key.py",),
+        ("tests/models/test_training.py",),
     ),
     Fault(
         "line-behind-checkpoint",
@@ -1020,7 +1020,7 @@ FAULTS = (
         'getattr(hub, "tied", {}) if config.tied else {}',
         'getattr(hub, "tied", {})',
         "a decoder with its own head: it cannot be read",
-        ("tests/weights/formats/test_every_format.py", "tests/models/test_llama.py"),
+        ("tests/weights/formats/test_every_format.py", "tests/models/test_every_encoder.py"),
     ),
     Fault(
         "neobert-values",
@@ -1133,7 +1133,7 @@ FAULTS = (
         "F.gelu(self.dropout(mixed_TD), approximate=self.approximate)",
         "self.dropout(F.gelu(mixed_TD, approximate=self.approximate))",
         "DeBERTa's published convolution: dropout comes before the activation",
-        ("tests/models/test_dropout_places.py",),
+        ("tests/models/test_parity.py",),
     ),
     Fault(
         "last-bucket",
@@ -1173,7 +1173,7 @@ FAULTS = (
         "self.final_norm: nn.Module = RMSNorm(config.hidden_size, config.norm_eps)",
         "self.final_norm: nn.Module = RMSNorm(config.hidden_size, 1e-6)",
         "a Llama whose epsilon is not 1e-6: the last norm has another",
-        ("tests/models/test_llama.py",),
+        ("tests/models/test_every_encoder.py",),
     ),
     Fault(
         "gradient-of-one-rank",

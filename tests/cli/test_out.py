@@ -125,7 +125,7 @@ def test_a_missing_folder_of_a_folder_is_made(typed: Typed, tmp_path: Path, verb
     assert made.is_dir() and os.listdir(made)
 
 
-@pytest.mark.parametrize("verb", ["report", "init from", "embed", "export"])
+@pytest.mark.parametrize("verb", ["report", "init from", "embed", "export", "average"])
 def test_what_a_killed_verb_leaves_is_removed_by_the_same_command(typed: Typed, tmp_path: Path, verb: str) -> None:
     """Each kill used to leave a file or a whole model, under a name that `ls` hides, until the disk was full."""
     words = typed(verb, tmp_path)

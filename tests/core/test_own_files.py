@@ -1,4 +1,4 @@
-"""Links inside folders of shards and tokenizers; tests/weights/test_links.py covers models.
+"""Links inside folders of shards and tokenizers; tests/weights/test_hostile.py covers models.
 
 If this breaks, an archive from the internet reads files outside it, and publishes them with the next export; or a user
 whose data is behind a link cannot train.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ import torch.nn.attention.varlen as torch_varlen
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from modernbert_train.batch import QUERY_RANK, Order, Packed
+from modernbert_train.batch import QUERY_RANK, Order
 from modernbert_train.config.check import KERNEL_ORDERS
 from modernbert_train.config.schema import BertConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError
@@ -33,31 +35,25 @@ from modernbert_train.models.attention import (
     varlen,
 )
 from modernbert_train.models.attention.visible import Visible
-from tests.support.attention import given, packed, plain_forward, plain_gradients, scores_of
+from tests.support.attention import (
+    computed,
+    dense,
+    inputs,
+    line_of,
+    packed,
+    plain_forward,
+    plain_gradients,
+    scores_of,
+    seen,
+)  # fmt: skip
 
 CPU = torch.device("cpu")
-
-
-def seen_by(lengths: list[int], window: tuple[int, int] | None = None, order: Order = "all") -> Tensor:
-    """Which key (column) each query (row) sees, token by token; `window` is how far before and after itself."""
-    sequence = torch.tensor([s for s, n in enumerate(lengths) for _ in range(n)])
-    position = torch.arange(len(sequence))
-    back = position[:, None] - position  # how far before its query a key stands
-    visible = sequence[:, None] == sequence
-    if window is not None:
-        visible &= (back <= window[0]) & (-back <= window[1])
-    return visible & (back >= 0) if order == "causal" else visible
-
-
-def dense(qkv_T3NH: Tensor, visible_TT: Tensor) -> Tensor:
-    """Attention written out over a full T x T mask."""
-    q_TNH, k_TNH, v_TNH = qkv_T3NH.unbind(1)
-    scores = torch.einsum("qnh,knh->nqk", q_TNH, k_TNH) * q_TNH.shape[-1] ** -0.5
-    return torch.einsum("nqk,knh->qnh", scores.masked_fill(~visible_TT, -torch.inf).softmax(-1), v_TNH)
+Gpu = Callable[[tuple[int, int]], torch.device]  # the fixture of conftest.py
 
 
 # tokens before and after itself that a local layer sees, and the order
 VISIBLE = [Visible.around(half, order) for order in ("all", "causal") for half in (0, 8, 64, 100)]
+VISIBLE.append(Visible.around(8, "given"))
 
 
 def named(value: object) -> str | None:
@@ -77,59 +73,29 @@ def test_half_a_window_in_causal_order_holds_the_token_itself() -> None:
 @pytest.mark.parametrize("window", [True, False])
 @pytest.mark.parametrize("lengths", [[1], [5, 1, 1], [64], [128, 64], [63, 65, 1, 130], [1, 300, 7]])
 def test_sdpa_equals_attention_written_out(lengths: list[int], window: bool, visible: Visible) -> None:
-    """Forward and gradients, for sequences shorter, equal to and longer than blocks and windows."""
-    qkv = torch.randn(sum(lengths), 3, 2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    weight = torch.randn(sum(lengths), 2, 8, generator=torch.Generator().manual_seed(1))
-    layout = sdpa.prepare(packed(lengths), visible)
-    out = sdpa.attend(*qkv.unbind(1), layout, window)
-    expected = dense(qkv, seen_by(lengths, visible.window if window else None, visible.order))
+    """Forward and gradients, for sequences shorter, equal to and longer than blocks and windows; a token that sees
+    nothing gets zeros, and gives nothing a gradient."""
+    line = line_of(lengths, visible.order)
+    qkv, weight = inputs(sum(lengths), 8)
+    out, grad = computed(sdpa, qkv, weight, line, visible, window)
+    visible_TT = seen(line, visible.window if window else None)
+    expected = dense(qkv.requires_grad_(), visible_TT)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
-    (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
-    (expected_grad,) = torch.autograd.grad((expected * weight).sum(), qkv)
+    (expected_grad,) = torch.autograd.grad(expected, qkv, weight)
     torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
-
-
-def seen_when_given(line: Packed, lengths: list[int], window: tuple[int, int] | None) -> Tensor:
-    """The same as a table: the sequence, the rank below the limit, and near positions."""
-    assert line.ranks_T is not None and line.limits_T is not None
-    seen = seen_by(lengths) & (line.ranks_T < line.limits_T[:, None])
-    back = line.position_ids_T[:, None] - line.position_ids_T
-    return seen if window is None else seen & (back <= window[0]) & (-back <= window[1])
-
-
-@pytest.mark.parametrize("window", [True, False])
-@pytest.mark.parametrize("lengths", [[1], [5, 1, 1], [63, 65, 1, 130], [1, 300, 7]])
-def test_sdpa_equals_a_given_order_written_out(lengths: list[int], window: bool) -> None:
-    """Forward and gradients; a token that sees nothing gets zeros, and gives nothing a gradient."""
-    line, visible = given(lengths), Visible.around(8, "given")
-    qkv = torch.randn(sum(lengths), 3, 2, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    weight = torch.randn(sum(lengths), 2, 8, generator=torch.Generator().manual_seed(1))
-    seen = seen_when_given(line, lengths, visible.window if window else None)
-    blind = ~seen.any(1)
-    out = sdpa.attend(*qkv.unbind(1), sdpa.prepare(line, visible), window)
-    assert blind.any() and (out[blind] == 0).all()
-    expected = dense(qkv, seen | blind[:, None]).masked_fill(blind[:, None, None], 0.0)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
-    (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
-    (expected_grad,) = torch.autograd.grad((expected * weight).sum(), qkv)
-    torch.testing.assert_close(grad, expected_grad, atol=1e-5, rtol=1e-4)
-    assert (grad[blind][:, 0] == 0).all()
+    blind = ~visible_TT.any(1)
+    assert blind.any() == (visible.order == "given")
+    assert (out[blind] == 0).all() and (grad[blind][:, 0] == 0).all()
 
 
 @pytest.mark.parametrize("order", ["all", "causal", "given"])
 def test_a_bias_is_added_to_scaled_scores(order: Order) -> None:
     """Each sequence adds its own bias; hidden pairs stay hidden, and the bias gets a gradient."""
-    lengths = [7, 1, 20]
-    line = given(lengths) if order == "given" else replace(packed(lengths), order=order)
+    line, (qkv, _) = line_of([7, 1, 20], order), inputs(28, 8)
     bias_NTT = torch.randn(2, 28, 28, generator=torch.Generator().manual_seed(3), requires_grad=True)
-    q, k, v = torch.randn(3, 28, 2, 8, generator=torch.Generator().manual_seed(0))
     layout = sdpa.prepare(line, Visible(order=order))
-    out = sdpa.attend(q, k, v, layout, False, lambda start, end: bias_NTT[:, start:end, start:end])
-    seen = seen_when_given(line, lengths, None) if order == "given" else seen_by(lengths, None, order)
-    scores = torch.einsum("qnh,knh->nqk", q, k) * 8**-0.5 + bias_NTT
-    blind = ~seen.any(1)
-    shares = scores.masked_fill(~(seen | blind[:, None]), -torch.inf).softmax(-1)
-    expected = torch.einsum("nqk,knh->qnh", shares, v).masked_fill(blind[:, None, None], 0.0)
+    out = sdpa.attend(*qkv.unbind(1), layout, False, lambda start, end: bias_NTT[:, start:end, start:end])
+    expected = dense(qkv, seen(line), bias_NTT)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     grads = [torch.autograd.grad(each.square().sum(), bias_NTT, retain_graph=True)[0] for each in (out, expected)]
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-4)
@@ -141,16 +107,12 @@ def test_a_bias_is_added_to_scaled_scores(order: Order) -> None:
     ids=str,
 )
 def test_local_layers_are_ours_where_that_was_measured_to_be_faster(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], heads: int | None, first: str
+    monkeypatch: pytest.MonkeyPatch, gpu: Gpu, capability: tuple[int, int], heads: int | None, first: str
 ) -> None:
     """On Hopper, of heads that the kernel takes, in models that have local layers; elsewhere no one has timed it."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(flash, "is_third", lambda device: False)
-    for kernel in (varlen, tiles, cudnn):
-        monkeypatch.setattr(kernel, "support", lambda *given: None)
-    kernels = by_preference(torch.device("cuda"), torch.bfloat16, "all", None, heads)
+    kernels = by_preference(gpu(capability), torch.bfloat16, "all", None, heads)
     assert next(iter(kernels)) == first and {*kernels} == {*KERNELS}
-    monkeypatch.setattr(tiles, "support", lambda *given: "no Triton")
+    monkeypatch.setattr(tiles, "missing_on_gpu", lambda: ["no Triton"])
     assert next(iter(by_preference(torch.device("cuda"), torch.bfloat16, "all", None, heads))) == "varlen"
 
 
@@ -177,17 +139,10 @@ def test_an_unknown_kernel_is_refused() -> None:
         choose_kernel("fa9", CPU, torch.float32)
 
 
-def test_varlen_says_which_precision_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_varlen_says_which_precision_it_needs(gpu: Gpu) -> None:
     """fp32 on a GPU would otherwise fail deep inside the first step."""
-    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)  # a CPU build lacks FlashAttention
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    cuda = torch.device("cuda")
-    assert varlen.support(cuda, torch.bfloat16) is None
-    assert varlen.support(cuda, torch.float32) == "it computes in bf16 or fp16, not float32"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "T4")
-    assert "T4 has less" in str(varlen.support(cuda, torch.bfloat16))
+    assert varlen.support(gpu((9, 0)), torch.float32) == "it computes in bf16 or fp16, not float32"
+    assert "a GPU has less" in str(varlen.support(gpu((7, 5)), torch.bfloat16))
 
 
 def test_report_names_every_kernel() -> None:
@@ -199,78 +154,66 @@ def test_report_names_every_kernel() -> None:
     assert (report["varlen"] is None) == torch.cuda.is_available()
 
 
-class FlashOnCpu:
+# order, and whether the layer is local -> tokens seen on each side, of a half window of 8
+SIDES: dict[tuple[Order, bool], tuple[int, int]] = {
+    ("all", True): (8, 8), ("all", False): (-1, -1), ("causal", True): (7, 0), ("causal", False): (-1, 0),
+}  # fmt: skip
+
+
+@contextmanager
+def flash_on_cpu() -> Iterator[list[tuple[str, int, int, bool]]]:
     """torch's two flash functions on a CPU, where torch has none: computed plainly, with a record of each call.
 
     They take the arguments that torch's own schema allows, and the backward function computes the gradients that its
     arguments stand for. So a wrong window, boundary or tensor shows as a wrong number.
     """
+    calls: list[tuple[str, int, int, bool]] = []
 
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int, int, bool]] = []
-        self._library = torch.library.Library("aten", "IMPL")
-        self._library.impl("_flash_attention_forward", self._forward, "CPU")
-        self._library.impl("_flash_attention_backward", self._backward, "CPU")
-
-    def __enter__(self) -> FlashOnCpu:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._library._destroy()
-
-    def _forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cum_seq_q: torch.Tensor,
-        cum_seq_k: torch.Tensor, max_q: int, max_k: int, dropout_p: float, is_causal: bool, return_debug_mask: bool,
-        *, window_size_left: int, window_size_right: int,
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        assert dropout_p == 0.0 and not return_debug_mask and torch.equal(cum_seq_q, cum_seq_k)
-        assert max_q == max_k >= cum_seq_q.diff().max()
-        self.calls.append(("forward", window_size_left, window_size_right, is_causal))
-        out, lse = plain_forward(self._scores(query, key, cum_seq_q, window_size_left, window_size_right), value)
-        nothing = torch.empty(0)
-        return out, lse, nothing, nothing.clone(), nothing.clone()
-
-    def _backward(
-        self, grad_out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
-        logsumexp: torch.Tensor, cum_seq_q: torch.Tensor, cum_seq_k: torch.Tensor, max_q: int, max_k: int,
-        dropout_p: float, is_causal: bool, rng_state: torch.Tensor, unused: torch.Tensor, *, window_size_left: int,
-        window_size_right: int,
-    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        assert dropout_p == 0.0 and max_q == max_k >= cum_seq_q.diff().max() and torch.equal(cum_seq_q, cum_seq_k)
-        self.calls.append(("backward", window_size_left, window_size_right, is_causal))
-        scores = self._scores(query, key, cum_seq_q, window_size_left, window_size_right)
-        return plain_gradients(scores, query, key, value, out, logsumexp, grad_out)
-
-    @staticmethod
-    def _scores(q: torch.Tensor, k: torch.Tensor, ends: torch.Tensor, *window: int) -> torch.Tensor:
+    def scores(q: Tensor, k: Tensor, ends: Tensor, *window: int) -> Tensor:
         before, after = (None if side < 0 else side for side in window)
         return scores_of(q, k, ends, before, after)
 
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Tensor, cum_seq_k: Tensor, max_q: int, max_k: int,
+        dropout_p: float, is_causal: bool, return_debug_mask: bool, *, window_size_left: int, window_size_right: int,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        assert dropout_p == 0.0 and not return_debug_mask and torch.equal(cum_seq_q, cum_seq_k)
+        assert max_q == max_k >= cum_seq_q.diff().max()
+        calls.append(("forward", window_size_left, window_size_right, is_causal))
+        found = plain_forward(scores(query, key, cum_seq_q, window_size_left, window_size_right), value)
+        return *found, *(torch.empty(0) for _ in range(3))
 
-@pytest.mark.parametrize(
-    ("order", "window", "sides"),
-    [
-        ("all", True, (8, 8, False)),
-        ("all", False, (-1, -1, False)),
-        ("causal", True, (7, 0, False)),
-        ("causal", False, (-1, 0, True)),
-    ],
-)
+    def backward(
+        grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Tensor,
+        cum_seq_k: Tensor, max_q: int, max_k: int, dropout_p: float, is_causal: bool, rng_state: Tensor,
+        unused: Tensor, *, window_size_left: int, window_size_right: int,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        assert dropout_p == 0.0 and max_q == max_k >= cum_seq_q.diff().max() and torch.equal(cum_seq_q, cum_seq_k)
+        calls.append(("backward", window_size_left, window_size_right, is_causal))
+        scores_NTT = scores(query, key, cum_seq_q, window_size_left, window_size_right)
+        return plain_gradients(scores_NTT, query, key, value, out, logsumexp, grad_out)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_flash_attention_forward", forward, "CPU")
+    library.impl("_flash_attention_backward", backward, "CPU")
+    try:
+        yield calls
+    finally:
+        library._destroy()
+
+
+@pytest.mark.parametrize(("order", "window"), SIDES)
 def test_varlen_calls_the_flash_functions_of_the_installed_torch_by_name(
-    monkeypatch: pytest.MonkeyPatch, order: Order, window: bool, sides: tuple[int, int, bool]
+    monkeypatch: pytest.MonkeyPatch, order: Order, window: bool
 ) -> None:
     """Not through `varlen_attn`, which may choose cuDNN from torch 2.14 on. Numbers must equal `sdpa`'s."""
     monkeypatch.setattr(torch_varlen, "varlen_attn", None)
-    line, visible = packed([40, 60, 1, 3]), Visible.around(8, order)
-    qkv = torch.randn(104, 3, 2, 16, generator=torch.Generator().manual_seed(1), requires_grad=True)
-    grad = torch.randn(104, 2, 16, generator=torch.Generator().manual_seed(2))
-    found = []
-    with FlashOnCpu() as torch_has:
-        for kernel in (varlen, sdpa):
-            out = kernel.attend(*qkv.unbind(1), kernel.prepare(line, visible), window)  # type: ignore[attr-defined]
-            found.append((out.detach(), *torch.autograd.grad(out, qkv, grad)))
-    assert torch_has.calls == [("forward", *sides), ("backward", *sides)]
-    torch.testing.assert_close(found[0], found[1])
+    given = *inputs(104, 16), packed([40, 60, 1, 3]), Visible.around(8, order), window
+    with flash_on_cpu() as calls:
+        found = computed(varlen, *given)
+    sides = *SIDES[order, window], (order, window) == ("causal", False)
+    assert calls == [("forward", *sides), ("backward", *sides)]
+    torch.testing.assert_close(found, computed(sdpa, *given))
 
 
 def test_the_operators_of_varlen_are_what_a_compiler_takes_them_for() -> None:
@@ -278,7 +221,7 @@ def test_the_operators_of_varlen_are_what_a_compiler_takes_them_for() -> None:
     ends = torch.tensor([0, 5, 12], dtype=torch.int32)
     q, k, v = torch.randn(12, 3, 2, 16, generator=torch.Generator().manual_seed(3)).unbind(1)
     q, k, v = (x.requires_grad_() for x in (q.contiguous(), k, v.detach()))
-    with FlashOnCpu():
+    with flash_on_cpu():
         torch.library.opcheck(varlen._attention, (q, k, v, ends, 7, -1, -1))
         out, lse = varlen._attention(q, k, v, ends, 7, 3, 3)
         given = (torch.ones_like(out), *(x.detach() for x in (q, k, v, out, lse)), ends, 7, 3, 3)
@@ -327,6 +270,7 @@ def test_a_torch_without_the_functions_that_varlen_calls_is_named_with_a_remedy(
 )
 def test_cudnn_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch,
+    gpu: Gpu,
     capability: tuple[int, int],
     version: int | None,
     deterministic: bool,
@@ -335,18 +279,15 @@ def test_cudnn_says_what_it_needs(
 ) -> None:
     """Each would end a run in its first step, or give NaN; on older ones the whole encoder ran at a fifth of its speed.
     `auto` never takes it, since it is unmeasured."""
+    device = gpu(capability)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
     monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, oldest="": lacks if oldest else None)
-    gpu = torch.device("cuda")
-    found = cudnn.support(gpu, torch.bfloat16)
+    found = cudnn.support(device, torch.bfloat16)
     assert found is None if reason is None else str(found).startswith(reason)
-    assert "it computes in bf16" in str(cudnn.support(gpu, torch.float32))
-    order = list(by_preference(gpu, torch.bfloat16, "all", None, None))
+    assert "it computes in bf16" in str(cudnn.support(device, torch.float32))
+    order = list(by_preference(device, torch.bfloat16, "all", None, None))
     assert order.index("cudnn") > order.index("sdpa") and order[0] != "cudnn"
 
 
@@ -368,39 +309,25 @@ def test_flash_without_a_package_is_refused_with_the_ones_that_serve() -> None:
         choose_kernel("flash", CPU, torch.float32)
 
 
-def flash_attention_2(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **more):  # type: ignore[no-untyped-def]
-    """The first arguments of flash-attn 2.8."""
-    return (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), more
-
-
-@pytest.mark.parametrize(
-    ("order", "window", "options"),
-    [
-        ("all", True, {"window_size": (8, 8)}),
-        ("all", False, {}),
-        ("causal", True, {"window_size": (7, 0), "causal": True}),
-        ("causal", False, {"causal": True}),
-    ],
-)
+@pytest.mark.parametrize(("order", "window"), SIDES)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_flash_2_is_called_with_the_same_borders_and_window(
-    monkeypatch: pytest.MonkeyPatch, order: Order, window: bool, options: dict[str, object], deterministic: bool
+    monkeypatch: pytest.MonkeyPatch, order: Order, window: bool, deterministic: bool
 ) -> None:
     """A window or boundaries given in another convention would train a different model without a word. The fourth is
     looked at in test_flash4.py."""
-    calls = []
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        calls.append(flash_attention_2(*args, **kwargs))
-        return args[0]
-
+    called = Mock()
     monkeypatch.setattr(flash, "flash2", called)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: deterministic)
-    line = packed([40, 60])
-    qkv = torch.randn(100, 3, 2, 64, dtype=torch.bfloat16)
+    line, (qkv, _) = packed([40, 60]), inputs(100, 64)
     flash.attend(*qkv.unbind(1), flash.prepare(line, Visible.around(8, order)), window)
-    ((of_queries, of_keys, *longest), given) = calls.pop()
-    assert calls == [] and longest == [line.max_seqlen] * 2 and given == options | {"deterministic": deterministic}
+    attended, given = called.call_args
+    assert all(map(torch.equal, attended, qkv.unbind(1)))
+    of_queries, of_keys = given.pop("cu_seqlens_q"), given.pop("cu_seqlens_k")
+    options = {"window_size": SIDES[order, True]} if window else {}
+    options |= {"causal": True} if order == "causal" else {}
+    longest = {f"max_seqlen_{kind}": line.max_seqlen for kind in "qk"}
+    assert called.call_count == 1 and given == options | longest | {"deterministic": deterministic}
     assert torch.equal(of_queries, line.cu_seqlens_S) and torch.equal(of_keys, line.cu_seqlens_S)
     assert of_queries is not of_keys, "torch traces no autograd.Function that is given one tensor twice"
 
@@ -419,27 +346,23 @@ def test_flash_2_is_called_with_the_same_borders_and_window(
     ],
 )
 def test_the_newest_flash_attention_that_runs_serves(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], installed: tuple[int, ...], chosen: int | None
+    monkeypatch: pytest.MonkeyPatch,
+    gpu: Gpu,
+    capability: tuple[int, int],
+    installed: tuple[int, ...],
+    chosen: int | None,
 ) -> None:
     """Long documents would be a third slower without it; on the wrong GPU it would fail in the first step. `auto` takes
     the third and the fourth by itself: the second equals `varlen`."""
+    device = gpu(capability)
     for version in (2, 3):
         monkeypatch.setattr(flash, f"flash{version}", object() if version in installed else None)
     refusal = None if 4 in installed else "flash-attn-4 is not installed"
     monkeypatch.setattr(flash, "flash_4_refusal", lambda: refusal)
     monkeypatch.setattr(flash, "_fourth_refusal", lambda: refusal)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
-    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)
-    monkeypatch.setattr(cudnn, "support", lambda *_: "asks a GPU that is not there")
-    gpu = torch.device("cuda")
-    reason = flash.support(gpu, torch.bfloat16)
-    choose_kernel.cache_clear()
-    by_itself = choose_kernel("auto", gpu, torch.bfloat16).name
-    choose_kernel.cache_clear()  # of this machine nothing is known
-    assert by_itself == ("flash" if chosen in (3, 4) else "varlen")
-    assert flash.is_third(gpu) is (chosen == 3) and flash.is_fourth(gpu) is (chosen == 4)
+    reason = flash.support(device, torch.bfloat16)
+    assert choose_kernel("auto", device, torch.bfloat16).name == ("flash" if chosen in (3, 4) else "varlen")
+    assert flash.is_third(device) is (chosen == 3) and flash.is_fourth(device) is (chosen == 4)
     if chosen is not None:
         assert reason is None
     elif capability[0] >= 9:
@@ -451,24 +374,27 @@ def test_the_newest_flash_attention_that_runs_serves(
 FLEX_LENGTHS = [[1, 64, 65, 128, 129, 300], [687], [300, 387], [128, 128, 128, 128, 128, 47]]  # 687 tokens each
 
 
-@pytest.mark.parametrize("order", ["all", "causal"])
+@pytest.mark.parametrize("order", ["all", "causal", "given"])
 @pytest.mark.parametrize("half_window", [8, 64, 129, 200])
 @pytest.mark.parametrize("lengths", [*FLEX_LENGTHS, [5], [128, 128]])
 def test_flex_blocks_cover_what_is_visible(lengths: list[int], half_window: int, order: Order) -> None:
     """A missing block loses keys; one wrongly counted as fully visible shows a token other documents, or its target."""
-    asked = Visible.around(half_window, order)
-    layout = flex.prepare(packed(lengths), asked)
-    assert flex.prepare(packed(lengths), Visible(None, order)).local is None
+    line, asked = line_of(lengths, order), Visible.around(half_window, order)
+    layout = flex.prepare(line, asked)
+    assert flex.prepare(line, Visible(None, order)).local is None
     position = torch.arange(sum(lengths))
-    seen = ((layout.everywhere, seen_by(lengths, None, order)), (layout.local, seen_by(lengths, asked.window, order)))
-    for mask, visible in seen:
+    for mask, visible in ((layout.everywhere, seen(line)), (layout.local, seen(line, asked.window))):
+        assert torch.equal(mask.mask_mod(position[:1], position[:1], position[:, None], position), visible)
         blocks = torch.nn.functional.pad(visible, (0, -len(position) % 128) * 2).unfold(0, 128, 128).unfold(1, 128, 128)
         some, every = blocks.flatten(2).any(-1), blocks.flatten(2).all(-1)
         partial = listed(mask.kv_num_blocks, mask.kv_indices)
         full = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+        assert not (some & ~(partial | full)).any()
+        if order == "given":
+            assert not full.any()
+            continue
         assert not (partial & full).any()
         assert torch.equal(full, every)
-        assert not (some & ~(partial | full)).any()
         if order == "causal":
             assert torch.equal(partial | full, (partial | full).tril()), "blocks of later tokens alone"
         if mask is layout.everywhere:
@@ -476,24 +402,6 @@ def test_flex_blocks_cover_what_is_visible(lengths: list[int], half_window: int,
         else:  # blocks side by side may share a document and a window, but in no single pair
             rows, columns = partial.nonzero(as_tuple=True)
             assert ((rows - columns).abs() <= 1 + half_window // 128).all()
-        assert torch.equal(mask.mask_mod(position[:1], position[:1], position[:, None], position), visible)
-
-
-@pytest.mark.parametrize("half_window", [8, 64, 200])
-@pytest.mark.parametrize("lengths", [*FLEX_LENGTHS, [5], [128, 128]])
-def test_flex_blocks_cover_a_given_order(lengths: list[int], half_window: int) -> None:
-    """The mask is the table of sdpa, pair by pair, and no block that holds a visible pair is left out."""
-    line, visible = given(lengths), Visible.around(half_window, "given")
-    layout = flex.prepare(line, visible)
-    assert flex.prepare(line, Visible(None, "given")).local is None
-    position = torch.arange(sum(lengths))
-    for mask, window in ((layout.everywhere, None), (layout.local, visible.window)):
-        expected = seen_when_given(line, lengths, window)
-        assert torch.equal(mask.mask_mod(position[:1], position[:1], position[:, None], position), expected)
-        padded = torch.nn.functional.pad(expected, (0, -len(position) % 128) * 2)
-        blocks = padded.unfold(0, 128, 128).unfold(1, 128, 128)
-        assert not (blocks.flatten(2).any(-1) & ~listed(mask.kv_num_blocks, mask.kv_indices)).any()
-        assert not listed(mask.full_kv_num_blocks, mask.full_kv_indices).any()
 
 
 def test_flex_leaves_out_blocks_of_query_tokens_and_far_positions() -> None:
@@ -523,15 +431,11 @@ def test_flex_equals_sdpa_uncompiled(monkeypatch: pytest.MonkeyPatch, window: bo
     """Forward and gradients, through torch's own dense form of the operator, which the CPU computes when it is let."""
     monkeypatch.setattr(flex_attention_module, "_validate_device", lambda *args: None)
     monkeypatch.setattr(flex, "_compiled", lambda: flex_attention_module.flex_attention)
-    line = given(FLEX_LENGTHS[0]) if order == "given" else packed(FLEX_LENGTHS[0])
-    visible = Visible.around(64, order)
-    qkv = torch.randn(687, 3, 2, 16, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    case = *inputs(687, 16), line_of(FLEX_LENGTHS[0], order), Visible.around(64, order), window
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is slow
-        out = flex.attend(*qkv.unbind(1), flex.prepare(line, visible), window)
-        (grad,) = torch.autograd.grad(out.square().sum(), qkv)
-    expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(line, visible), window)
-    (expected_grad,) = torch.autograd.grad(expected.square().sum(), qkv)
+        out, grad = computed(flex, *case)
+    expected, expected_grad = computed(sdpa, *case)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(grad, expected_grad, atol=2e-5, rtol=1e-4)
 
@@ -547,7 +451,7 @@ def test_flex_compiles_once_for_all_documents(window: bool, order: Order) -> Non
     torch._dynamo.reset()
     counters.clear()
     for lengths in FLEX_LENGTHS:
-        line = (given if order == "given" else packed)(lengths, spare=10 - len(lengths))
+        line = line_of(lengths, order, spare=10 - len(lengths))
         visible = Visible.around(64, order)
         qkv = torch.randn(687, 3, 2, 16)
         with torch.no_grad():  # all that the CPU offers
@@ -558,39 +462,29 @@ def test_flex_compiles_once_for_all_documents(window: bool, order: Order) -> Non
 
 
 @pytest.mark.parametrize("name", ["varlen", "flash", "flex", "tiles"])
-def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_kernels_say_what_they_cannot_show_a_token(monkeypatch: pytest.MonkeyPatch, gpu: Gpu, name: str) -> None:
     """On a GPU that could run them; without an error they would show a token its target."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    kernel, device = KERNELS[name], gpu((9, 0))
     monkeypatch.setattr(flash, "flash2", lambda: None)
-    monkeypatch.setattr(flex, "missing_on_gpu", list)
-    monkeypatch.setattr(tiles, "missing_on_gpu", list)
-    monkeypatch.setattr(varlen, "missing_in_torch", lambda *_, **__: None)
-    kernel, gpu = KERNELS[name], torch.device("cuda")
-    assert kernel.support(gpu, torch.bfloat16) is None
-    reason = kernel.support(gpu, torch.bfloat16, "given")
+    assert kernel.support(device, torch.bfloat16) is None
+    reason = kernel.support(device, torch.bfloat16, "given")
     assert reason is None if name == "flex" else "order given by ranks" in str(reason)
-    assert "cannot add a bias" in str(kernel.support(gpu, torch.bfloat16, "all", "sequences"))
-    of_pairs = kernel.support(gpu, torch.bfloat16, "all", "pairs")
+    assert "cannot add a bias" in str(kernel.support(device, torch.bfloat16, "all", "sequences"))
+    of_pairs = kernel.support(device, torch.bfloat16, "all", "pairs")
     assert of_pairs is None if name == "flex" else "cannot add a bias" in str(of_pairs)
     assert ("given" in KERNEL_ORDERS[name]) is (reason is None), "check says the same without a GPU"
 
 
-def test_flex_has_no_fixed_order_of_what_is_added_to_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients of tables are added atomically: a run that asks for bits that repeat gets `sdpa`."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(flex, "missing_on_gpu", list)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    gpu = torch.device("cuda")
-    assert flex.support(gpu, torch.bfloat16) is None
-    assert "in no fixed order" in str(flex.support(gpu, torch.bfloat16, "all", "pairs"))
-
-
-def test_flex_says_where_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_says_where_it_cannot_serve(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
     """A run on a CPU would fail in its first backward pass, and without Triton on a GPU it would run out of memory.
-    `auto` takes it in fp32; where Triton lacks a C compiler the first batch would end in a bug."""
+    `auto` takes it in fp32; where Triton lacks a C compiler the first batch would end in a bug. Gradients of what is
+    added to scores are added atomically: a run that asks for bits that repeat gets `sdpa`."""
     assert flex.support(CPU, torch.float32) == "FlexAttention lacks a backward pass on CPUs"
+    device = gpu((9, 0))
+    with monkeypatch.context() as deterministic:
+        deterministic.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        assert flex.support(device, torch.bfloat16) is None
+        assert "in no fixed order" in str(flex.support(device, torch.bfloat16, "all", "pairs"))
     for lack in ("Triton is not installed", "there is no C compiler"):
         monkeypatch.setattr(flex, "missing_on_gpu", lambda lack=lack: [lack])
-        assert flex.support(torch.device("cuda"), torch.float32) == lack
+        assert flex.support(device, torch.float32) == lack

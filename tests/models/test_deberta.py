@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -21,9 +19,9 @@ from modernbert_train.models import attention
 from modernbert_train.models.attention import flex, sdpa
 from modernbert_train.models.deberta import distance_rows
 from modernbert_train.weights.formats.deberta import FORMAT
+from tests.support.encoder_training import pack, sequences
 from tests.support.encoders import DEBERTA, DEBERTA_V1, VOCABULARY, build, ids, twin_of
 
-Make = Callable[..., Any]
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 
@@ -103,7 +101,7 @@ def test_rows_of_distances_are_the_published_ones() -> None:
 
 @pytest.mark.runs
 @torch.no_grad()
-def test_a_longer_context_leaves_shorter_texts_as_they_were(sequences: Make, pack: Make) -> None:
+def test_a_longer_context_leaves_shorter_texts_as_they_were() -> None:
     """A phase of longer rows raises max_positions: the weights fit, texts of before have the same states to the
     bit, and longer ones are what transformers computes of them, of the published 256 buckets up to 512 too."""
     short = replace(DEBERTA, max_positions=20)

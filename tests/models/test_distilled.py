@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,25 +12,17 @@ from torch import Tensor, nn
 
 from modernbert_train.batch import Batch
 from modernbert_train.config.distill import DistillConfig
-from modernbert_train.config.schema import (
-    BertConfig,
-    ComputeConfig,
-    DistilBertConfig,
-    MaskedLmConfig,
-    ModelConfig,
-    ModernBertConfig,
-)
+from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.distilled import TOKENS, Distilled, Teacher
 from modernbert_train.models.masked_lm import ForMaskedLM
-from tests.support.encoders import fill
+from tests.support.encoder_training import pack, sequences
+from tests.support.encoders import BERT, ENCODERS, MODERNBERT, fill
 
-Make = Callable[..., Any]
-SHAPE = {"vocab_size": 160, "intermediate_size": 96, "init_std": 0.1}
-STUDENT = DistilBertConfig(**SHAPE, hidden_size=32, num_layers=2, num_heads=2, max_positions=64, dropout=0.0)
+STUDENT = replace(ENCODERS["distilbert"], num_layers=2)
 TEACHERS: dict[str, ModelConfig] = {
-    "bert": BertConfig(**SHAPE, hidden_size=32, num_layers=4, num_heads=2, max_positions=64),
-    "wider": ModernBertConfig(**SHAPE, hidden_size=64, num_layers=2, num_heads=2, local_attention=8),
+    "bert": replace(BERT, num_layers=4, dropout=0.1),
+    "wider": replace(MODERNBERT, hidden_size=128, num_layers=2, num_heads=4, attention_out_dropout=0.1),
 }
 
 
@@ -41,7 +32,7 @@ def made(config: ModelConfig, objective: MaskedLmConfig, **compute: Any) -> Any:
     return model
 
 
-def batch_of(sequences: Make, pack: Make, terms: list[str]) -> tuple[Batch, list[Tensor]]:
+def batch_of(terms: list[str]) -> tuple[Batch, list[Tensor]]:
     """Two rows, each with a tail of pads."""
     apart = sequences([30, 9, 40])
     batch = pack([apart[:2], apart[2:]], row_tokens=45, spare=3)
@@ -53,21 +44,21 @@ def batch_of(sequences: Make, pack: Make, terms: list[str]) -> tuple[Batch, list
 
 
 @pytest.mark.parametrize("name", TEACHERS)
-def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -> None:
+def test_the_loss_is_the_published_one(name: str) -> None:
     """DistilBERT's: KL of softened predictions times T^2, masked tokens, cosine of hidden states; and two others.
 
     From whole logits of each sequence alone by torch's own losses, values and gradients of all weights.
     """
     width = TEACHERS[name].hidden_size
     objective = DistillConfig(
-        teacher="x", mse_weight=0.7, pooled_weight=0.6, temperature=3.0, teacher_width=None if width == 32 else width
+        teacher="x", mse_weight=0.7, pooled_weight=0.6, temperature=3.0, teacher_width=None if width == 64 else width
     )
     model = made(STUDENT, objective, logit_chunk=8).train()
     whole = made(TEACHERS[name], MaskedLmConfig()).train()  # it has dropout, which a teacher must not draw
     plain = made(STUDENT, objective).train()
     assert isinstance(model, Distilled) and isinstance(whole, ForMaskedLM)
     model.listen(Teacher(whole, bf16=False))
-    batch, apart = batch_of(sequences, pack, ["mlm", "kl", "cosine", "mse", "pooled"])
+    batch, apart = batch_of(["mlm", "kl", "cosine", "mse", "pooled"])
     sums = model(batch)
     loss = sum(objective.terms[term] * sums.losses[term] / batch.counts[term] for term in objective.terms)
     loss.backward()
@@ -80,7 +71,7 @@ def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -
         ours_NV.append(plain.logits(hidden, at))
         theirs_NV.append(whole.logits(teacher, at))
         labels_N.append(ids[::3])
-        ours_ND.append(plain.projection(hidden) if width != 32 else hidden)
+        ours_ND.append(plain.projection(hidden) if width != 64 else hidden)
         theirs_ND.append(teacher)
     pooled = (ours_ND, [each.detach() for each in theirs_ND])
     ours, theirs, a, b = (torch.cat(each) for each in (ours_NV, theirs_NV, ours_ND, theirs_ND))
@@ -99,15 +90,15 @@ def test_the_loss_is_the_published_one(sequences: Make, pack: Make, name: str) -
     assert all(parameter.grad is None for parameter in whole.parameters())
     names = {name for name, _ in model.named_parameters()}
     assert {name for name in names if name.startswith("projection")} == (
-        set() if width == 32 else {"projection.weight", "projection.bias"}
+        set() if width == 64 else {"projection.weight", "projection.bias"}
     )
     assert not any("teacher" in name for name in names)
 
 
-def test_held_out_text_needs_no_teacher(sequences: Make, pack: Make) -> None:
+def test_held_out_text_needs_no_teacher() -> None:
     """`eval`, and any reader of a checkpoint, may lack it."""
     model = made(STUDENT, DistillConfig(teacher="x")).eval()
-    batch, _ = batch_of(sequences, pack, ["mlm"])
+    batch, _ = batch_of(["mlm"])
     assert model(batch, figures=True).losses.keys() == {"mlm"}
     assert DistillConfig(teacher="x", mask_rate=0.4).for_validation() == MaskedLmConfig().for_validation()
 
@@ -123,7 +114,7 @@ def step(model: Any, batch: Batch, bf16: bool = False) -> tuple[dict[str, Tensor
     return {term: loss.detach() for term, loss in losses.items()}, grads
 
 
-ALL = DistillConfig(teacher="x", mse_weight=0.5, pooled_weight=0.5, teacher_width=64)
+ALL = DistillConfig(teacher="x", mse_weight=0.5, pooled_weight=0.5, teacher_width=128)
 
 
 def taught(*, bf16: bool = False, compiled: bool = False) -> Any:
@@ -142,9 +133,9 @@ def taught(*, bf16: bool = False, compiled: bool = False) -> Any:
 @pytest.mark.parametrize(
     "bf16", [pytest.param(False, id="fp32"), pytest.param(True, id="bf16", marks=pytest.mark.slow)]
 )
-def test_compiled_it_takes_the_same_step(sequences: Make, pack: Make, bf16: bool) -> None:
+def test_compiled_it_takes_the_same_step(bf16: bool) -> None:
     """Layers of both, the loss and the divergence; and the second step compiles nothing again."""
-    batch, _ = batch_of(sequences, pack, [*ALL.terms])
+    batch, _ = batch_of([*ALL.terms])
     plain, model = taught(bf16=bf16), taught(bf16=bf16, compiled=True)
     (losses, grads), (ours, own) = step(plain, batch, bf16), step(model, batch, bf16)
     close = {"rtol": 2e-2, "atol": 2e-3} if bf16 else {"rtol": 1e-5, "atol": 1e-6}
@@ -156,9 +147,9 @@ def test_compiled_it_takes_the_same_step(sequences: Make, pack: Make, bf16: bool
         step(model, batch, bf16)
 
 
-def test_a_step_in_bf16_is_near_that_in_fp32(sequences: Make, pack: Make) -> None:
+def test_a_step_in_bf16_is_near_that_in_fp32() -> None:
     """Student and teacher, every term."""
-    batch, _ = batch_of(sequences, pack, [*ALL.terms])
+    batch, _ = batch_of([*ALL.terms])
     (precise, grads), (rough, own) = step(taught(), batch), step(taught(bf16=True), batch, bf16=True)
     for term, loss in precise.items():
         torch.testing.assert_close(rough[term], loss, rtol=0.03, atol=0.05, msg=term)

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from benchmarks.batches import all_logits, lay_out, mean_loss
+from modernbert_train.batch import Batch
 from modernbert_train.config.schema import (
+    AlbertConfig,
     BertConfig,
     DebertaConfig,
     DistilBertConfig,
+    LlamaConfig,
     ModelConfig,
     ModernBertConfig,
     XLNetConfig,
 )
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import attention
+from modernbert_train.models.albert import AlbertForMaskedLM, Attention, FeedForward
 from modernbert_train.models.build import build_model
-from modernbert_train.models.init import count_parameters, initialize
+from modernbert_train.models.init import count_parameters
 from modernbert_train.plan import parameters as planned
-from tests.support.encoder_training import first_predictions, opaque_attention
-from tests.support.encoders import ENCODERS, build, empty_twin, ids, objective_of, with_dropout
+from tests.support.attention import WAYS
+from tests.support.encoder_training import first_predictions, opaque_attention, pack, sequences
+from tests.support.encoders import ALBERT, ENCODERS, LLAMAS, build, empty_twin, ids, objective_of, with_dropout
 
-Make = Callable[..., Any]
 EVERY = pytest.mark.parametrize("name", ENCODERS)
 BY_DISTANCE = pytest.mark.parametrize("name", ["xlnet", "deberta"])  # their biases do not read positions
 OF_PAIRS = ("bert", "albert")
@@ -36,7 +39,7 @@ OF_PAIRS = ("bert", "albert")
 
 @EVERY
 @torch.no_grad()
-def test_a_document_is_read_as_if_alone(name: str, sequences: Make, pack: Make) -> None:
+def test_a_document_is_read_as_if_alone(name: str) -> None:
     """For rows of any length; and its states are bit for bit the same next to any other document of that length."""
     model = build(ENCODERS[name])
     a, b, c = sequences([40, 50, 7])
@@ -51,7 +54,7 @@ def test_a_document_is_read_as_if_alone(name: str, sequences: Make, pack: Make) 
 
 @pytest.mark.parametrize("name", [name for name in ENCODERS if name != "deberta, narrow"])  # its convolution is refused
 @torch.no_grad()
-def test_in_causal_order_no_token_sees_a_later_one(name: str, sequences: Make, pack: Make) -> None:
+def test_in_causal_order_no_token_sees_a_later_one(name: str) -> None:
     """Each sees its sequence up to itself, and nothing of the one before."""
     model = build(ENCODERS[name])
     a, b = sequences([30, 50])
@@ -65,7 +68,7 @@ def test_in_causal_order_no_token_sees_a_later_one(name: str, sequences: Make, p
 
 
 @pytest.mark.parametrize("name", OF_PAIRS)
-def test_one_segment_is_the_first(name: str, sequences: Make, pack: Make) -> None:
+def test_one_segment_is_the_first(name: str) -> None:
     """An objective without pairs and one whose texts are all first segments must train the same."""
     model = build(ENCODERS[name])
     packed = pack([sequences([40])], row_tokens=50).packed
@@ -75,9 +78,7 @@ def test_one_segment_is_the_first(name: str, sequences: Make, pack: Make) -> Non
 
 @EVERY
 @pytest.mark.parametrize(("spare", "z_loss"), [(0, 0.0), (4, 1e-3)])
-def test_no_label_gives_zero_loss_and_zero_gradients(
-    name: str, spare: int, z_loss: float, sequences: Make, pack: Make
-) -> None:
+def test_no_label_gives_zero_loss_and_zero_gradients(name: str, spare: int, z_loss: float) -> None:
     """A microbatch without a masked token must not turn the whole step into NaN, nor skip a rank's backward pass."""
     model = build(ENCODERS[name])
     model.z_loss = z_loss
@@ -89,7 +90,7 @@ def test_no_label_gives_zero_loss_and_zero_gradients(
 
 
 @EVERY
-def test_recomputation_changes_no_gradient(name: str, sequences: Make, pack: Make) -> None:
+def test_recomputation_changes_no_gradient(name: str) -> None:
     """It buys memory with time: every pass through a layer is computed twice, with the same dropout."""
     batch = pack([sequences([40, 9])], row_tokens=50)
     gradients, calls = [], []
@@ -105,7 +106,7 @@ def test_recomputation_changes_no_gradient(name: str, sequences: Make, pack: Mak
 
 
 @EVERY
-def test_bf16_autocast_stays_close_to_fp32(name: str, sequences: Make, pack: Make) -> None:
+def test_bf16_autocast_stays_close_to_fp32(name: str) -> None:
     """The precision of real runs: products in bf16, fp32 sums of the loss, fp32 gradients, and no other function."""
     model = build(replace(ENCODERS[name], init_std=0.05))
     batch = pack([sequences([60, 20])], row_tokens=90)
@@ -134,7 +135,7 @@ def test_bf16_autocast_stays_close_to_fp32(name: str, sequences: Make, pack: Mak
     ],
 )
 def test_layers_compile_once_whatever_the_documents(
-    name: str, graphs: int, recompute: bool, monkeypatch: pytest.MonkeyPatch, sequences: Make, pack: Make
+    name: str, graphs: int, recompute: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph for each kind of layer, or layer that reads positions by itself, one for the loss, and one for each
     region outside the layers: embedding, rotary tables, final norm, head. Compiling again for other documents takes
@@ -163,9 +164,7 @@ def test_layers_compile_once_whatever_the_documents(
     ("name", "places"),
     [("modernbert", 4), ("bert", 7), ("albert", 2), ("xlnet", 6), ("deberta", 7), ("deberta, narrow", 8)],
 )
-def test_dropout_is_that_of_the_phase_and_acts_in_training_only(
-    name: str, places: int, sequences: Make, pack: Make
-) -> None:
+def test_dropout_is_that_of_the_phase_and_acts_in_training_only(name: str, places: int) -> None:
     """In as many places as transformers has, but for the probabilities of attention."""
     still_config, config = ENCODERS[name], with_dropout(ENCODERS[name], 0.1)
     model = build(config)
@@ -201,21 +200,62 @@ def test_what_the_encoder_cannot_read_is_refused(name: str, changes: dict[str, A
         build(replace(ENCODERS[name], segments=1)).encode(replace(packed, **changes))  # type: ignore[call-arg]
 
 
-WIDE = {"vocab_size": 1024, "hidden_size": 256, "num_layers": 2, "num_heads": 4, "intermediate_size": 384}
+@pytest.mark.parametrize("config", LLAMAS.values(), ids=LLAMAS)
+def test_every_norm_has_the_epsilon_of_the_configuration(config: LlamaConfig) -> None:
+    """At 1e-5 the parity with transformers does not show which number it is."""
+    model = build(replace(config, norm_eps=0.25))
+    found = {name: module.eps for name, module in model.named_modules() if hasattr(module, "eps")}
+    assert "model.final_norm" in found and {*found.values()} == {0.25}
 
 
-@pytest.mark.parametrize("config", [BertConfig(**WIDE), XLNetConfig(**WIDE)], ids=["bert", "xlnet"])  # type: ignore[arg-type]
-def test_initial_weights_are_of_one_deviation(config: ModelConfig) -> None:
-    """Output projections, biases of queries and the vector of query tokens too; biases zero, norms one."""
-    model = build_model(config, objective_of(config))
-    initialize(model, config, seed=17)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 1:
-            assert (parameter == (0.0 if name.endswith("bias") else 1.0)).all(), name
-        elif parameter.numel() > 512:
-            rel = 0.02 if parameter.numel() > 10_000 else 0.12
-            assert parameter.std().item() == pytest.approx(0.8796 * 0.02, rel=rel), name  # truncated at 2
-            assert parameter.abs().max().item() <= 0.04, name
+@pytest.mark.parametrize(
+    ("config", "attention", "ffn"),
+    [
+        (ALBERT, (0, 0, 0, 0), (0, 0, 0, 0)),
+        (WAYS["groups"], (0, 0, 1, 1), (0, 0, 1, 1)),
+        (WAYS["turns"], (0, 1, 0, 1), (0, 1, 0, 1)),
+        (WAYS["groups and turns"], (0, 1, 0, 1, 2, 3, 2, 3), (0, 1, 0, 1, 2, 3, 2, 3)),
+        (replace(ALBERT, sharing="attention"), (0, 0, 0, 0), (0, 1, 2, 3)),
+        (replace(ALBERT, sharing="ffn", groups=2), (0, 1, 2, 3), (0, 0, 1, 1)),
+        (replace(ALBERT, sharing="none"), (0, 1, 2, 3), (0, 1, 2, 3)),
+    ],
+)
+def test_which_layers_share_by_hand(config: AlbertConfig, attention: tuple[int, ...], ffn: tuple[int, ...]) -> None:
+    assert (config.weights_of("attention"), config.weights_of("ffn")) == (attention, ffn)
+    with torch.device("meta"):
+        units = AlbertForMaskedLM(config).model.layers
+    kinds = [type(unit) for unit in units]
+    assert kinds == [Attention] * (max(attention) + 1) + [FeedForward] * (max(ffn) + 1)
+    assert len(config.unit_passes) == len(units) and sum(config.unit_passes) == 2 * config.num_layers
+
+
+def passes_of(model: AlbertForMaskedLM, batch: Batch) -> list[Tensor]:
+    """Return the dropout masks of each pass through the shared attention: its dropout gets ones as input."""
+    dropped: list[Tensor] = []
+    unit = model.model.layers[0]
+    assert isinstance(unit, Attention)
+    plain = unit.dropout.forward
+    unit.dropout.forward = lambda x: dropped.append(plain(torch.ones_like(x)) == 0) or plain(x)  # type: ignore[method-assign, func-returns-value]
+    model.encode(batch.packed)
+    return dropped
+
+
+def test_every_pass_through_a_shared_layer_drops_other_numbers() -> None:
+    """The same numbers in all layers would be another regularisation. They follow from the generator alone, which a
+    step keys by (seed, step, microbatch)."""
+    batch = pack([sequences([50])], row_tokens=50)
+    runs = []
+    for _ in range(2):
+        model = build(replace(ALBERT, dropout=0.5)).train()
+        torch.manual_seed(7)
+        runs.append(passes_of(model, batch))
+    assert len(runs[0]) == ALBERT.num_layers
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+    for first in range(ALBERT.num_layers):
+        for second in range(first):
+            alike = (runs[0][first] == runs[0][second]).float().mean().item()
+            assert alike == pytest.approx(0.5, abs=0.05)
 
 
 LARGE: dict[str, Any] = {"hidden_size": 1024, "num_layers": 24, "num_heads": 16, "intermediate_size": 4096}

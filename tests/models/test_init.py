@@ -8,47 +8,49 @@ from typing import Any
 import pytest
 import torch
 
-from modernbert_train.config.schema import ModernBertConfig
-from modernbert_train.models.init import initialize
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
+from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig, NeoBertConfig, XLNetConfig
+from modernbert_train.models.build import build_model
+from modernbert_train.models.init import count_parameters, initialize
+from modernbert_train.models.masked_lm import ForMaskedLM
+from modernbert_train.plan import parameters as planned
+from tests.support.encoders import objective_of
 
 # Deviation of a standard normal truncated at +-2: sqrt(1 - 2 * 2 phi(2) / (2 Phi(2) - 1)), worked by hand.
 TRUNCATED_AT_2 = 0.8796
 
 
-def fresh(config: ModernBertConfig, seed: int = 17) -> ModernBertForMaskedLM:
-    model = ModernBertForMaskedLM(config)
+WIDE: dict[str, Any] = {"vocab_size": 1024, "hidden_size": 256, "num_heads": 4, "intermediate_size": 384}
+
+
+def fresh(config: ModelConfig, seed: int = 17) -> ForMaskedLM:
+    model = build_model(config, objective_of(config))
     initialize(model, config, seed)
     return model
 
 
-@pytest.fixture(scope="module")
-def model() -> ModernBertForMaskedLM:
-    return fresh(ModernBertConfig(vocab_size=1024, hidden_size=256, num_layers=4, num_heads=4, intermediate_size=384))
-
-
-def test_matrices_have_the_published_deviations(model: ModernBertForMaskedLM) -> None:
-    """init_std for what reads the residual stream, init_std / sqrt(2 L) for what writes to it, cut at 2 deviations."""
-    seen = {True: 0, False: 0}
-    for name, parameter in model.named_parameters():
-        if parameter.dim() != 2:
-            continue
-        writes = name.endswith(("attn.Wo.weight", "mlp.Wo.weight"))
-        std = 0.02 / math.sqrt(8) if writes else 0.02
-        seen[writes] += 1
-        assert parameter.std().item() == pytest.approx(TRUNCATED_AT_2 * std, rel=0.02), name
-        assert abs(parameter.mean().item()) < 5 * std / math.sqrt(parameter.numel()), name
-        assert 1.9 * std < parameter.abs().max().item() <= 2 * std, name
-    assert seen == {True: 8, False: 10}  # Wo twice a layer; embedding, head.dense, and Wqkv and Wi in each layer
-
-
-def test_norms_are_one_and_biases_zero(model: ModernBertForMaskedLM) -> None:
-    """The decoder's bias is the only one."""
-    vectors = {name: p for name, p in model.named_parameters() if p.dim() == 1}
-    assert [name for name in vectors if name.endswith("bias")] == ["decoder.bias"]
-    assert not vectors.pop("decoder.bias").any()
-    assert len(vectors) == 2 * 4 - 1 + 3
-    assert all(torch.equal(p, torch.ones_like(p)) for p in vectors.values())
+@pytest.mark.parametrize(
+    ("config", "writes"),
+    [
+        (ModernBertConfig(num_layers=4, **WIDE), ("attn.Wo.weight", "mlp.Wo.weight")),
+        (BertConfig(num_layers=2, **WIDE), ()),
+        (XLNetConfig(num_layers=2, **WIDE), ()),
+    ],
+    ids=["modernbert", "bert", "xlnet"],
+)
+def test_weights_have_the_published_deviations(config: ModelConfig, writes: tuple[str, ...]) -> None:
+    """init_std for what reads the residual stream, cut at 2 deviations; in a ModernBERT init_std / sqrt(2 L) for what
+    writes to it. Biases of XLNet's queries and its vector of query tokens too; other biases zero, norms one."""
+    seen = 0
+    for name, parameter in fresh(config).named_parameters():
+        if parameter.dim() == 1:
+            assert (parameter == (0.0 if name.endswith("bias") else 1.0)).all(), name
+        elif parameter.numel() > 512:
+            std, large = 0.02 / math.sqrt(8) if name.endswith(writes) else 0.02, parameter.numel() > 10_000
+            seen += name.endswith(writes)
+            assert parameter.std().item() == pytest.approx(TRUNCATED_AT_2 * std, rel=0.02 if large else 0.12), name
+            assert abs(parameter.mean().item()) < 5 * std / math.sqrt(parameter.numel()), name
+            assert (1.9 * std if large else 0) < parameter.abs().max().item() <= 2 * std, name
+    assert seen == config.num_layers * len(writes)
 
 
 def test_a_weight_depends_on_its_name_and_the_seed_alone() -> None:
@@ -71,7 +73,21 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     """Initialising must not shift dropout or data on the ranks that do it."""
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    model = ModernBertForMaskedLM(ModernBertConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1))
+    config = ModernBertConfig(vocab_size=8, hidden_size=8, num_layers=1, num_heads=1)
+    model = build_model(config, objective_of(config))
     torch.set_rng_state(before)
-    initialize(model, model.config, seed=1)
+    initialize(model, config, seed=1)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.runs
+def test_weights_of_a_neobert_are_uniform_as_published() -> None:
+    """Within 0.02 of zero and as often at the edge as in the middle; the decoder's bias is zero."""
+    config = NeoBertConfig(num_layers=1, hidden_size=64, num_heads=1, intermediate_size=64)
+    model = fresh(config)
+    assert count_parameters(model) == planned.count_parameters(config).total
+    table = model.get_parameter("model.embeddings.tok_embeddings.weight").flatten()
+    counts = torch.histc(table, bins=10, min=-0.02, max=0.02)
+    assert counts.sum() == len(table)
+    torch.testing.assert_close(counts / len(table), torch.full((10,), 0.1), atol=1e-3, rtol=0)
+    assert not model.get_parameter("decoder.bias").any()

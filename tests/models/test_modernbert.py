@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,33 +13,8 @@ from torch import Tensor
 from benchmarks.batches import mean_loss
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.models.layers import rotary_tables, rotate
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
-
-Make = Callable[..., Any]
-
-
-def angles(model: ModernBertForMaskedLM, positions: Tensor) -> tuple[Tensor, Tensor]:
-    tables = model.model.rotary(positions, torch.float32)
-    (cos, sin), (local_cos, local_sin) = tables[True], tables[False]
-    return torch.atan2(sin[:, 1], cos), torch.atan2(local_sin[:, 1], local_cos)
-
-
-def test_theta_changes_the_angles_of_global_layers_only(small: Make, build: Make, sequences: Make, pack: Make) -> None:
-    """In the reference code the schedule changed nothing, because the kernel read a cache."""
-    model = build(small())
-    packed = pack([sequences([100])], row_tokens=100).packed
-    before = model.encode(packed)
-    positions = torch.tensor([0, 1, 3])
-    for theta in (160_000.0, 500.0):
-        model.set_phase(replace(model.config, global_rope_theta=theta))
-        turned, local = angles(model, positions)
-        for pair in range(16):  # heads of 32; no angle here reaches pi
-            assert turned[1, pair].item() == pytest.approx(theta ** (-2 * pair / 32), rel=1e-5)
-            assert turned[2, pair].item() == pytest.approx(3 * theta ** (-2 * pair / 32), rel=1e-5)
-            assert local[1, pair].item() == pytest.approx(10_000.0 ** (-2 * pair / 32), rel=1e-5)
-        assert not torch.allclose(model.encode(packed), before, atol=1e-3)
-    model.set_phase(small())
-    assert torch.equal(model.encode(packed), before)
+from tests.support.encoder_training import pack, sequences, small
+from tests.support.encoders import build
 
 
 def test_rotary_tables_tell_long_positions_apart_in_bf16() -> None:
@@ -68,7 +41,7 @@ def test_rotary_positions_equal_the_equation_to_the_bit(dtype: torch.dtype) -> N
     assert torch.equal(*grads)
 
 
-def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(small: Make, build: Make) -> None:
+def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone() -> None:
     """As in the release: before the projection, or on the sum, it would be another recipe with the same loss curve at
     first. With the feed-forward silenced, each number that a layer adds is 0 or the undropped one over 1 - p."""
     model = build(small(attention_out_dropout=0.5))
@@ -92,7 +65,7 @@ def test_dropout_follows_the_output_projection_and_leaves_the_residual_alone(sma
 @pytest.mark.weekly
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_layers_equal_eager_ones(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+def test_compiled_layers_equal_eager_ones() -> None:
     """compute.compile changes only the speed: names, loss and gradients are equal; bases and scaling act."""
     config: ModernBertConfig = small(num_layers=4)
     batch = pack([sequences([50, 20])], row_tokens=96)

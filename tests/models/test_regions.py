@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from torch._dynamo.backends.common import aot_autograd
 
 from benchmarks.batches import mean_loss
 from modernbert_train.models.lookup import Embedding, take_rows
-
-Make = Callable[..., Any]
+from tests.support.encoder_training import pack, sequences, small
+from tests.support.encoders import build
 
 
 def recorded(targets: list[str]) -> Any:
@@ -55,9 +54,7 @@ def test_gradients_of_rows_are_made_by_torchs_own_kernels(dtype: torch.dtype) ->
 
 
 @pytest.mark.runs
-def test_a_copy_of_a_compiled_model_computes_with_its_own_weights(
-    small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
+def test_a_copy_of_a_compiled_model_computes_with_its_own_weights() -> None:
     """The compiled functions take the module as an argument: bound to it, a copy would read the first one's weights."""
     torch._dynamo.reset()
     batch = pack([sequences([30, 20])], row_tokens=60)
@@ -72,7 +69,7 @@ def test_a_copy_of_a_compiled_model_computes_with_its_own_weights(
 
 
 @pytest.mark.parametrize("search", [True, False])
-def test_search_reaches_the_compiler(small: Make, build: Make, search: bool) -> None:
+def test_search_reaches_the_compiler(search: bool) -> None:
     with torch._inductor.config.patch(coordinate_descent_tuning=not search):
         build(small(num_layers=1), search=search).compile_layers(backend="eager")
         assert torch._inductor.config.coordinate_descent_tuning is search

@@ -19,15 +19,7 @@ from torch._dynamo.utils import counters
 
 from benchmarks.batches import lay_out
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
-from modernbert_train.config.schema import (
-    AlbertConfig,
-    BertConfig,
-    ComputeConfig,
-    MaskedLmConfig,
-    ModelConfig,
-    ModernBertConfig,
-    ReplacedTokensConfig,
-)
+from modernbert_train.config.schema import BertConfig, ComputeConfig, MaskedLmConfig, ModelConfig, ReplacedTokensConfig
 from modernbert_train.models import attention
 from modernbert_train.models.build import build_model
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, sample
@@ -43,20 +35,11 @@ from modernbert_train.models.replaced import (
 from modernbert_train.weights.formats.electra import FORMAT
 from modernbert_train.weights.formats.tensors import to_hf
 from modernbert_train.weights.gather import load_weights
+from tests.support import encoders
 from tests.support.encoder_training import opaque_attention
 
-BERT = BertConfig(
-    vocab_size=300, hidden_size=64, num_layers=2, num_heads=4, intermediate_size=96, max_positions=64, dropout=0.0,
-    init_std=0.4,
-)  # fmt: skip
-ALBERT = AlbertConfig(
-    vocab_size=300, embedding_size=16, hidden_size=64, num_layers=4, num_heads=4, intermediate_size=96, group_layers=2,
-    max_positions=64, init_std=0.4,
-)  # fmt: skip
-MODERN = ModernBertConfig(
-    vocab_size=300, hidden_size=64, num_layers=4, num_heads=4, intermediate_size=48, local_attention=8,
-    attention_out_dropout=0.0, init_std=0.4,
-)  # fmt: skip
+BERT, MODERN = (replace(each, init_std=0.4) for each in (encoders.BERT, encoders.MODERNBERT))
+ALBERT = replace(encoders.ALBERT, group_layers=2, init_std=0.4)
 BOUNDARIES = (0, 40, 64)
 MASK, PADS = 3, 4
 
@@ -72,10 +55,10 @@ def built(model: ModelConfig, **objective: Any) -> ForReplacedTokens:
     return made.eval()
 
 
-def batch_of(vocab_size: int = 300) -> Batch:
+def batch_of() -> Batch:
     """Two sequences and a tail of pads; 12 positions are replaced, 4 places are spare."""
     drawn = torch.Generator().manual_seed(1)
-    original_T = torch.randint(5, vocab_size, (64 + PADS,), generator=drawn)
+    original_T = torch.randint(5, 160, (64 + PADS,), generator=drawn)
     positions_M = torch.randperm(64, generator=drawn)[:12].sort().values
     labels_M, ids_T = original_T[positions_M], original_T.clone()
     ids_T[positions_M[:10]] = MASK

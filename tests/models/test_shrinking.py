@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,24 +10,19 @@ import torch
 from modernbert_train.config.schema import (
     AlbertConfig,
     BertConfig,
-    DebertaConfig,
     DistilBertConfig,
     GemmaConfig,
-    LlamaConfig,
     MaskedLmConfig,
     ModelConfig,
     ModernBertConfig,
-    XLNetConfig,
 )
 from modernbert_train.errors import ConfigError
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.models.shrinking import check_shrinking, kept_layers, shrink_each
 from modernbert_train.models.tiling import grow
-
-Make = Callable[..., Any]
-WIDE = {"vocab_size": 64, "hidden_size": 16, "num_heads": 4, "intermediate_size": 6}
-SHAPE = {"vocab_size": 64, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
+from tests.support.encoder_training import pack, sequences
+from tests.support.encoders import BERT, DEBERTA, ENCODERS, LLAMAS, MODERNBERT, XLNET
 
 
 def test_layers_are_those_of_the_published_distilbert() -> None:
@@ -50,10 +43,10 @@ def test_global_layers_come_from_global_ones(old: ModelConfig, num_layers: int) 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (ModernBertConfig(**SHAPE, num_layers=7), ModernBertConfig(**SHAPE, num_layers=4)),
-        (LlamaConfig(**SHAPE, num_layers=4, tied=False), LlamaConfig(**SHAPE, num_layers=2, tied=False)),
-        (BertConfig(**SHAPE, num_layers=4), BertConfig(**SHAPE, num_layers=2)),
-        (BertConfig(**SHAPE, num_layers=4), DistilBertConfig(**SHAPE, num_layers=2)),
+        (replace(MODERNBERT, num_layers=7), MODERNBERT),
+        (LLAMAS["untied"], replace(LLAMAS["untied"], num_layers=2)),
+        (BERT, replace(BERT, num_layers=2)),
+        (BERT, replace(ENCODERS["distilbert"], num_layers=2)),
     ],
     ids=["modernbert", "llama", "bert", "distilbert"],
 )
@@ -75,34 +68,29 @@ def test_what_is_taken_is_the_same_to_the_bit(old: ModelConfig, new: ModelConfig
         assert torch.equal(tensor, expected), name
 
 
-def test_a_model_that_was_grown_shrinks_to_itself(pack: Make, sequences: Make) -> None:
+def test_a_model_that_was_grown_shrinks_to_itself() -> None:
     """Center tiling repeats heads, channels and hidden units; shrinking a tiled model restores the smaller one.
 
     Their order may differ, so outputs are compared and not tensors.
     """
-    small = ModernBertConfig(vocab_size=64, hidden_size=32, num_heads=2, num_layers=4, intermediate_size=48)
-    large = replace(small, hidden_size=64, num_heads=4, intermediate_size=96)
+    small, large = MODERNBERT, replace(MODERNBERT, hidden_size=128, num_heads=4, intermediate_size=96)
     models = [build_model(each, MaskedLmConfig()).eval() for each in (small, large, small)]
     initialize(models[0], small, seed=1)
     models[1].load_state_dict(grow(models[0].state_dict(), small, large))
     models[2].load_state_dict(dict(shrink_each(models[1].state_dict(), large, small)))
-    packed = pack([sequences([20, 9], vocab_size=64)], row_tokens=29).packed
+    packed = pack([sequences([20, 9])], row_tokens=29).packed
     said, again = (model.logits(model.encode(packed), torch.arange(29)) for model in models[::2])
     torch.testing.assert_close(again, said)
 
 
 @pytest.mark.parametrize(
     "old",
-    [
-        BertConfig(**WIDE, num_layers=2),
-        DebertaConfig(**WIDE, num_layers=2, convolution=3),
-        XLNetConfig(**WIDE, num_layers=2),
-        LlamaConfig(**WIDE, num_layers=2, tied=False),
-    ],
+    [BERT, replace(DEBERTA, convolution=3), XLNET, replace(LLAMAS["untied"], key_value_heads=None)],
     ids=lambda config: config.name,
 )
 def test_what_is_kept_of_a_matrix_is_reported(old: ModelConfig) -> None:
     """Of four heads of four channels the first and the last, of six hidden units 0, 2, 3 and 5: by hand."""
+    old = replace(old, hidden_size=16, num_layers=2, num_heads=4, intermediate_size=6)
     new = replace(old, hidden_size=8, num_heads=2, intermediate_size=4)
     check_shrinking(old, new, "here")
     channels, hidden = [0, 1, 2, 3, 12, 13, 14, 15], [0, 2, 3, 5]

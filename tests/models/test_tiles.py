@@ -8,11 +8,10 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton is not installed; it comes with CUDA builds of torch")
 
-from benchmarks.batches import lay_out
-from modernbert_train.batch import Packed
 from modernbert_train.models.attention import sdpa, tile_kernels, tiles
 from modernbert_train.models.attention.visible import Visible
 from modernbert_train.models.layers import attend_rotary, rotary_tables, rotated
+from tests.support.attention import computed, inputs, packed
 from tests.support.triton_kernels import interpret_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,10 +22,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     interpret_kernels(tile_kernels, monkeypatch)
 
 
-def line_of(lengths: list[int]) -> Packed:
-    total = sum(lengths)
-    boundaries = [0, *torch.tensor(lengths).cumsum(0).tolist(), total, total]
-    return lay_out(torch.zeros(total, dtype=torch.int64), boundaries)
+NEAR = dict.fromkeys(("atol", "rtol"), 2e-2 if DEVICE == "cuda" else 1e-5)  # TF32
 
 
 CASES = pytest.mark.parametrize(
@@ -49,50 +45,30 @@ CASES = pytest.mark.parametrize(
 @CASES
 def test_local_attention_is_that_of_sdpa(lengths: list[int], visible: Visible, width: int) -> None:
     """Or a token sees another document, or one outside its window; gradients would be wrong in silence."""
-    line, generator = line_of(lengths), torch.Generator().manual_seed(0)
-    qkv = torch.randn(sum(lengths), 3, 2, width, generator=generator).requires_grad_()
-    weight = torch.randn(sum(lengths), 2, width, generator=generator)
-    expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(line, visible), True)
-    (expected_grad,) = torch.autograd.grad((expected * weight).sum(), qkv)
-    on_device = qkv.detach().to(DEVICE).requires_grad_()
-    out = tiles.attend(*on_device.unbind(1), tiles.prepare(line.to(DEVICE), visible), True)
-    (grad,) = torch.autograd.grad((out * weight.to(DEVICE)).sum(), on_device)
-    near = {"atol": 2e-2, "rtol": 2e-2} if DEVICE == "cuda" else {"atol": 1e-5, "rtol": 1e-5}  # TF32
-    torch.testing.assert_close(out.cpu(), expected, **near)
-    torch.testing.assert_close(grad.cpu(), expected_grad, **near)
+    line, (qkv, weight) = packed(lengths), inputs(sum(lengths), width)
+    expected, expected_grad = computed(sdpa, qkv, weight, line, visible, True)
+    out, grad = computed(tiles, qkv.to(DEVICE), weight.to(DEVICE), line.to(DEVICE), visible, True)
+    torch.testing.assert_close(out.cpu(), expected, **NEAR)
+    torch.testing.assert_close(grad.cpu(), expected_grad, **NEAR)
 
 
 def test_rounding_is_that_of_half_precision() -> None:
     """Products of fp16 are added up in fp32: errors as large as the inputs' own rounding."""
-    line, visible, generator = line_of([70, 58]), Visible.around(64), torch.Generator().manual_seed(0)
-    qkv = torch.randn(128, 3, 2, 64, generator=generator)
+    line, visible, (qkv, _) = packed([70, 58]), Visible.around(64), inputs(128, 64)
     expected = sdpa.attend(*qkv.unbind(1), sdpa.prepare(line, visible), True)
     out = tiles.attend(*qkv.half().to(DEVICE).unbind(1), tiles.prepare(line.to(DEVICE), visible), True)
     assert float((out.float().cpu() - expected).norm() / expected.norm()) < 1e-3
 
 
-def test_two_passes_give_the_same_bits() -> None:
-    line, visible = line_of([100, 60]), Visible.around(64)
-    qkv = torch.randn(160, 3, 2, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
-    layout = tiles.prepare(line.to(DEVICE), visible)
-    grads = []
-    for _ in range(2):
-        (grad,) = torch.autograd.grad(tiles.attend(*qkv.unbind(1), layout, True).square().sum(), qkv)
-        grads.append(grad)
-    assert torch.equal(*grads)
-
-
 def rotated_both_ways(lengths: list[int], visible: Visible, width: int, dtype: torch.dtype) -> list[tuple[Tensor, ...]]:
     """Return output and gradient of a layer's attention, by `sdpa` in fp32 and by `tiles`; positions restart in each
     sequence."""
-    line, generator = line_of(lengths), torch.Generator().manual_seed(0)
-    positions = torch.cat([torch.arange(n) for n in lengths])
-    qkv = torch.randn(sum(lengths), 3, 2, width, generator=generator).to(dtype)
-    weight = torch.randn(sum(lengths), 2, width, generator=generator).to(dtype)
+    line = packed(lengths)
+    qkv, weight = (each.to(dtype) for each in inputs(sum(lengths), width))
     found = []
     for kernel, kind, device in ((sdpa, torch.float32, "cpu"), (tiles, dtype, DEVICE)):
         given = qkv.to(device, kind).requires_grad_()
-        cos_TE, sin_T2E = rotary_tables(positions.to(device), 10_000.0, width, kind)
+        cos_TE, sin_T2E = rotary_tables(line.position_ids_T.to(device), 10_000.0, width, kind)
         tables = 1.25 * cos_TE, 1.25 * sin_T2E  # as yarn scales them
         out = attend_rotary(given, tables, kernel, kernel.prepare(line.to(device), visible), True)
         (grad,) = torch.autograd.grad(out, given, weight.to(device, kind))
@@ -104,9 +80,8 @@ def rotated_both_ways(lengths: list[int], visible: Visible, width: int, dtype: t
 def test_q_and_k_are_rotated_within(lengths: list[int], visible: Visible, width: int) -> None:
     """Positions or their gradients would belong to another token; and no copy follows the gradient's kernel."""
     (expected, expected_grad, _), (out, grad, made) = rotated_both_ways(lengths, visible, width, torch.float32)
-    near = {"atol": 2e-2, "rtol": 2e-2} if DEVICE == "cuda" else {"atol": 1e-5, "rtol": 1e-5}  # TF32
-    torch.testing.assert_close(out, expected, **near)
-    torch.testing.assert_close(grad, expected_grad, **near)
+    torch.testing.assert_close(out, expected, **NEAR)
+    torch.testing.assert_close(grad, expected_grad, **NEAR)
     assert made.is_contiguous()
 
 
@@ -121,9 +96,9 @@ def test_rotation_is_rounded_once() -> None:
 def test_rotated_q_and_k_are_those_of_the_separate_pass() -> None:
     """To the bit but for products that are fused with sums: the forward kernel keeps them for the backward one."""
     positions = torch.arange(130) * 37
-    qkv = torch.randn(130, 3, 2, 64, generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
+    qkv = inputs(130, 64)[0].half().to(DEVICE)
     tables = rotary_tables(positions.to(DEVICE), 10_000.0, 64, torch.float16)
-    bounds = tiles.bounds(line_of([130]).to(DEVICE))
+    bounds = tiles.bounds(packed([130]).to(DEVICE))
     _, _, qk = tile_kernels.forward(*qkv.unbind(1), *bounds, 64, 64, *tables)
     q, k, _ = rotated(qkv, *tables)
     expected = torch.stack((q, k), dim=1)
@@ -131,28 +106,22 @@ def test_rotated_q_and_k_are_those_of_the_separate_pass() -> None:
     torch.testing.assert_close(qk, expected, atol=0, rtol=2**-10)
 
 
-@pytest.mark.parametrize("run", [1, 2, 3])
+@pytest.mark.parametrize("run", [1, 2, 3, 4])
 def test_bits_do_not_depend_on_how_many_tiles_a_program_walks_over(run: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does any tile go without its gradient at the ends of a run: one program takes as many as are worth it."""
-    line, visible = line_of([150, 41, 60]), Visible.around(64)
-    qkv = torch.randn(251, 3, 2, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
-    layout = tiles.prepare(line.to(DEVICE), visible)
+    """Nor does any tile go without its gradient at the ends of a run: one program takes as many as are worth it. The
+    same pass again (4) gives the same bits too."""
+    qkv, weight = (each.to(DEVICE) for each in inputs(251, 16))
     monkeypatch.setattr(tile_kernels, "MIN_PROGRAMS", 1)
     grads = []
     for longest in (4, run):
         monkeypatch.setattr(tile_kernels, "LONGEST_RUN", longest)
-        (grad,) = torch.autograd.grad(tiles.attend(*qkv.unbind(1), layout, True).square().sum(), qkv)
-        grads.append(grad)
+        grads.append(computed(tiles, qkv, weight, packed([150, 41, 60]).to(DEVICE), Visible.around(64), True)[1])
     assert torch.equal(*grads)
 
 
-def test_a_narrow_window_and_a_wide_one_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_window_and_a_wide_one_give_the_same_gradients() -> None:
     """Two kernels compute them; one sequence that a window of either width holds whole is the same to both."""
-    line = line_of([60, 64, 30])
-    qkv = torch.randn(154, 3, 2, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
-    grads = []
-    for half in (64, 65):
-        out = tiles.attend(*qkv.unbind(1), tiles.prepare(line.to(DEVICE), Visible.around(half)), True)
-        (grad,) = torch.autograd.grad(out.square().sum(), qkv)
-        grads.append(grad)
+    qkv, weight = (each.to(DEVICE) for each in inputs(154, 16))
+    line = packed([60, 64, 30]).to(DEVICE)
+    grads = [computed(tiles, qkv, weight, line, Visible.around(half), True)[1] for half in (64, 65)]
     torch.testing.assert_close(*grads, atol=1e-5, rtol=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +11,14 @@ from torch import Tensor
 
 from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.errors import ConfigError
-from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.tiling import Mode, check_growth, grow, layer_sources, tiled_index
+from tests.support.encoder_training import small
+from tests.support.encoders import build
 
 BASE = ModernBertConfig()
 LARGE = ModernBertConfig(hidden_size=1024, num_layers=28, num_heads=16, intermediate_size=2624)
 # the published rows of base -> large: for each of 28 layers, the layer of base
 PAPER_LAYERS = [0, 1, 2, 2, 3, 4, 5, 6, 6, 7, 8, 9, 9, 10, 11, 12, 13, 13, 14, 15, 16, 16, 17, 18, 19, 20, 20, 21]
-
-Small = Callable[..., ModernBertConfig]
-Build = Callable[..., ModernBertForMaskedLM]
 
 
 def by_rule(old: Tensor, rows: int, columns: int) -> Tensor:
@@ -78,7 +75,7 @@ def test_fitted_layers_of_any_depth(old: int, new: int) -> None:
 
 
 @pytest.mark.runs
-def test_each_weight_of_a_grown_model_worked_by_hand(small: Small, build: Build) -> None:
+def test_each_weight_of_a_grown_model_worked_by_hand() -> None:
     """Fused matrices part by part, each axis by its own offset, heads whole, norms, embedding and head by width."""
     old = small(hidden_size=96, num_heads=3, num_layers=4, intermediate_size=40)
     new = small(hidden_size=128, num_heads=4, num_layers=4, intermediate_size=56)
@@ -110,7 +107,7 @@ def test_each_weight_of_a_grown_model_worked_by_hand(small: Small, build: Build)
 
 
 @pytest.mark.runs
-def test_published_growth_of_a_whole_model(small: Small, build: Build) -> None:
+def test_published_growth_of_a_whole_model() -> None:
     """Layers by depth for any kind, heads cut at the middle, a final norm that restarts at one."""
     old = small(hidden_size=64, num_heads=2, num_layers=4, intermediate_size=40)
     new = small(hidden_size=96, num_heads=3, num_layers=7, intermediate_size=56)
@@ -128,7 +125,7 @@ def test_published_growth_of_a_whole_model(small: Small, build: Build) -> None:
         assert torch.equal(grown[f"{ours}mlp.Wo.weight"], expected), layer
 
 
-def test_a_layer_taken_from_the_first_gets_a_norm_of_ones(small: Small, build: Build) -> None:
+def test_a_layer_taken_from_the_first_gets_a_norm_of_ones() -> None:
     """The first layer lacks an attn_norm to copy; the one that stays first must not get one either."""
     old, new = small(num_layers=4), small(num_layers=13)
     grown = grow(build(old).state_dict(), old, new)

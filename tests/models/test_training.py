@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,64 +15,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.batches import mean_loss, mlm_batch
 from modernbert_train.batch import IGNORED_LABEL, WEIGHT_UNIT, PackedText
-from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModernBertConfig
+from modernbert_train.config.schema import (
+    CausalLmConfig,
+    ComputeConfig,
+    MaskedLmConfig,
+    ModernBertConfig,
+    ObjectiveConfig,
+)
 from modernbert_train.core.keyed_random import hash64, uniform
 from modernbert_train.errors import ConfigError
 from modernbert_train.models import attention
 from modernbert_train.models.attention import choose_kernel, sdpa, varlen
 from modernbert_train.models.attention.visible import Visible
+from modernbert_train.models.build import build_model
 from modernbert_train.models.heads import ChunkedLoss, loss_and_gradient, masked_lm_loss_sum
+from modernbert_train.models.init import initialize
 from modernbert_train.models.layers import EncoderLayer, rotary_tables, rotated
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.objectives.mlm import MaskedLM
 from modernbert_train.optim.stable_adamw import StableAdamW
-from tests.support.encoder_training import first_predictions, opaque_attention
+from tests.support.encoder_training import first_predictions, opaque_attention, pack, sequences, small
+from tests.support.encoders import build
 from tests.support.mlm_lines import MASK, VOCABULARY, keys, line
-
-Make = Callable[..., Any]
-
-
-@pytest.mark.parametrize("split", [[4], [1, 1, 1, 1], [3, 1], [1, 3]], ids=str)
-def test_the_gradient_does_not_depend_on_the_split_into_microbatches(
-    small: Make, build: Make, sequences: Make, pack: Make, split: list[int]
-) -> None:
-    """Else memory, or the number of GPUs, would change the training. Row 3 has few labels, one split has none."""
-    rows = [[ids] for ids in sequences([90, 40, 2, 96])]
-    model = build(small(), z_loss=1e-3)
-    total = pack(rows, row_tokens=96).counts["mlm"]
-    mean_loss(model, pack(rows, row_tokens=96)).backward()
-    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-    model.zero_grad()
-    batches, first = [pack([sequences([30])], row_tokens=96, predict_every=0)], 0
-    for size in split:
-        batches.append(pack(rows[first : first + size], row_tokens=96))
-        first += size
-    for batch in batches:
-        (model(batch).losses["mlm"] / total).backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-6, rtol=1e-4, msg=name)
-
-
-def test_the_gradient_of_loss_and_z_loss_is_the_formula() -> None:
-    """d(ce + w lse^2) / d logit = p - [label] + 2 w lse p, and nothing where there is no label."""
-    generator = torch.Generator().manual_seed(0)
-    logits_MV = (3 * torch.randn(6, 11, generator=generator)).requires_grad_()
-    labels_M = torch.tensor([3, IGNORED_LABEL, 0, 10, IGNORED_LABEL, 3])
-    (grad_MV,) = torch.autograd.grad(masked_lm_loss_sum(logits_MV, labels_M, 0.25), logits_MV)
-    for logits_V, label, grad_V in zip(logits_MV.detach().double(), labels_M.tolist(), grad_MV, strict=True):
-        expected_V = torch.zeros(11, dtype=torch.float64)
-        if label != IGNORED_LABEL:
-            partition = logits_V.exp().sum()
-            share_V = logits_V.exp() / partition
-            expected_V = share_V + 2 * 0.25 * partition.log() * share_V
-            expected_V[label] -= 1
-        torch.testing.assert_close(grad_V.double(), expected_V, atol=1e-5, rtol=1e-5)
+from tests.support.operators import Operators
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
@@ -99,6 +69,33 @@ def test_the_loss_by_chunks_is_the_loss(chunk: int, z_loss: float, bf16: bool) -
         assert (ours - expected).norm() <= (1e-2 if bf16 else 1e-6) * expected.norm()
 
 
+@pytest.mark.parametrize("objective", [MaskedLmConfig(), CausalLmConfig()], ids=lambda each: each.name)
+@torch.no_grad()
+def test_z_loss_is_added_to_the_loss(objective: ObjectiveConfig) -> None:
+    """z_loss times the squared log partition of each prediction, as worked out from the logits."""
+    config, batch = small(num_layers=1), pack([sequences([20])], row_tokens=20)
+    losses = []
+    for z_loss in (0.0, 0.25):
+        model = build_model(config, replace(objective, z_loss=z_loss), ComputeConfig(attention="sdpa")).eval()
+        initialize(model, config, seed=3)
+        losses.append(float(model(batch).losses["mlm"]))
+    logits_MV = model.logits(model.encode(batch.packed), batch.targets["positions_M"])
+    real_M = batch.targets["labels_M"] != IGNORED_LABEL
+    expected = 0.25 * logits_MV.double().logsumexp(-1).square()[real_M].sum()
+    assert losses[1] - losses[0] == pytest.approx(float(expected), rel=1e-5) and expected > 1
+
+
+def test_the_loss_of_bf16_logits_is_computed_in_fp32() -> None:
+    """Rounding each exponential to 8 bits would cost a hundredth of a nat, which is what recipes differ by."""
+    draw = torch.Generator().manual_seed(1)
+    logits_CV = torch.randn(16, 4096, generator=draw).bfloat16()
+    labels_C = torch.randint(0, 4096, (16,), generator=draw)
+    expected = F.cross_entropy(logits_CV.double(), labels_C, reduction="sum")
+    loss, gradient_CV, _ = loss_and_gradient(logits_CV.clone(), labels_C, z_loss=0.0)
+    assert loss.dtype == torch.float32 and float(loss) == pytest.approx(float(expected), rel=1e-6)
+    assert gradient_CV.dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize("chunk", [3, 50])
 def test_weighed_predictions_are_the_bound_of_masked_diffusion(chunk: int) -> None:
     """1/N sum over sequences of 1/t sum of -log p, of N tokens of text (LLaDA, arXiv 2502.09992, equation 3), by chunks
@@ -122,9 +119,8 @@ def test_weighed_predictions_are_the_bound_of_masked_diffusion(chunk: int) -> No
         torch.from_numpy(made.targets[f"{name}_M"]) for name in ("positions", "labels", "weights")
     )
     hidden_MD, weights_M = hidden_TD[positions_M], weights_M.float() / WEIGHT_UNIT
-    chunked, _ = ChunkedLoss.apply(
-        hidden_MD, weight_VD, None, labels_M, None, 0.0, chunk, loss_and_gradient, None, weights_M
-    )
+    inputs = (hidden_MD, weight_VD, None, labels_M, None)
+    chunked, _ = ChunkedLoss.apply(*inputs, 0.0, chunk, loss_and_gradient, None, weights_M)
     plain = masked_lm_loss_sum(hidden_MD @ weight_VD.t(), labels_M, 0.0, weights_M)
     assert made.counts["mlm"] == 36 and 3 < (labels_M != IGNORED_LABEL).sum() < 33
     for loss in (chunked, plain):
@@ -133,17 +129,12 @@ def test_weighed_predictions_are_the_bound_of_masked_diffusion(chunk: int) -> No
             torch.autograd.grad(loss / 36, (hidden_TD, weight_VD), retain_graph=True), grads, strict=True
         ):
             torch.testing.assert_close(found, wanted.float(), atol=1e-6, rtol=1e-5)
-    z_losses = [
-        ChunkedLoss.apply(hidden_MD, weight_VD, None, labels_M, None, 0.25, chunk, loss_and_gradient, None, weights_M)[
-            0
-        ]
-    ]
-    z_losses.append(masked_lm_loss_sum(hidden_MD @ weight_VD.t(), labels_M, 0.25, weights_M))
-    torch.testing.assert_close(*z_losses)
+    with_z_loss, _ = ChunkedLoss.apply(*inputs, 0.25, chunk, loss_and_gradient, None, weights_M)
+    torch.testing.assert_close(with_z_loss, masked_lm_loss_sum(hidden_MD @ weight_VD.t(), labels_M, 0.25, weights_M))
 
 
 @torch.no_grad()
-def test_figures_weigh_predictions_as_training_does(small: Make, build: Make, sequences: Make, pack: Make) -> None:
+def test_figures_weigh_predictions_as_training_does() -> None:
     """Else the loss on a line of a run of masked diffusion is not the loss that it is trained by."""
     batch, model = pack([sequences([40, 20])], row_tokens=64), build(small())
     weights_M = WEIGHT_UNIT * (1 + torch.arange(len(batch.targets["labels_M"])) % 3)
@@ -154,107 +145,91 @@ def test_figures_weigh_predictions_as_training_does(small: Make, build: Make, se
 
 
 @pytest.mark.runs
-def test_training_never_holds_all_logits(small: Make, build: Make, pack: Make) -> None:
+def test_training_never_holds_all_logits() -> None:
     """They would be the largest tensor of a step, with their gradient twice that."""
     batch = pack([[torch.arange(600) % 100 + 5]], row_tokens=600, predict_every=1)
-    with Allocations() as seen:
+    with allocations() as seen:
         mean_loss(build(small(vocab_size=163), logit_chunk=128), batch).backward()
-    with Allocations() as plain:
+    with allocations() as plain:
         mean_loss(build(small(vocab_size=163)), batch, figures=True).backward()
     logits = len(batch.targets["positions_M"]) * 163 * 4
-    assert logits in plain.sizes and logits not in seen.sizes and seen.sizes.count(128 * 163 * 4) > 0
+    assert logits in plain and logits not in seen and seen.count(128 * 163 * 4) > 0
 
 
 @pytest.mark.runs
 @torch.no_grad()
-def test_validation_never_holds_all_logits(small: Make, build: Make, pack: Make) -> None:
+def test_validation_never_holds_all_logits() -> None:
     """With the next token to predict at each place they are 50 GB of a microbatch of base. The figures are the same."""
     batch = pack([[torch.arange(600) % 100 + 5]], row_tokens=600, predict_every=1)
     model, at_once = build(small(vocab_size=50_368)), build(small(vocab_size=50_368), logit_chunk=1000)
-    with Allocations() as seen:
+    with allocations() as seen:
         found = model(batch, figures=True)
-    assert max(seen.sizes) == 256 * 50_368 * 4, "2^26 bytes of logits at most, on a CPU"
+    assert max(seen) == 256 * 50_368 * 4, "2^26 bytes of logits at most, on a CPU"
     plain = at_once(batch, figures=True)
     torch.testing.assert_close(found.losses["mlm"], plain.losses["mlm"], rtol=1e-6, atol=0)
     assert torch.equal(found.figures["mlm/hits"], plain.figures["mlm/hits"])
 
 
-class Allocations(TorchDispatchMode):
+@contextmanager
+def allocations() -> Iterator[list[int]]:
     """Sizes of all tensors that operators return, views too."""
+    sizes: list[int] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sizes: list[int] = []
+    def see(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        sizes.extend(each.untyped_storage().nbytes() for each in tree_leaves(out) if isinstance(each, Tensor))
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        self.sizes += [tensor.untyped_storage().nbytes() for tensor in tree_leaves(out) if isinstance(tensor, Tensor)]
-        return out
+    with Operators(see):
+        yield sizes
 
 
-def local_layer_sizes(config: ModernBertConfig, pack: Make, num_tokens: int) -> list[int]:
+def local_layer_sizes(config: ModernBertConfig, num_tokens: int) -> list[int]:
     """Bytes of every tensor of a forward and backward pass through a local layer, over one document."""
     layer = EncoderLayer(config, index=1)
     packed = pack([[torch.full((num_tokens,), 5)]], row_tokens=num_tokens).packed
     x_TD = torch.randn(num_tokens, config.hidden_size, requires_grad=True)
-    with Allocations() as seen:
+    with allocations() as seen:
         rotary = rotary_tables(packed.position_ids_T, config.local_rope_theta, config.head_size, torch.float32)
         layout = sdpa.prepare(packed, Visible.around(config.half_window))
         sum(layer(x_TD, None, rotary, sdpa, layout)).square().mean().backward()
-    return seen.sizes
+    return seen
 
 
-def test_local_layers_take_memory_linear_in_the_document(small: Make, pack: Make) -> None:
+def test_local_layers_take_memory_linear_in_the_document() -> None:
     """8,192 tokens must train where 4,096 do with half the memory left: no tensor of T x T, each twice as large."""
     config = small(local_attention=128)
-    half, whole = (local_layer_sizes(config, pack, n) for n in (4096, 8192))
+    half, whole = (local_layer_sizes(config, n) for n in (4096, 8192))
     assert max(whole) < 8192 * 8192 / 4  # bytes; even a mask of single bits would take half of that more
     assert max(whole) == pytest.approx(2 * max(half), rel=0.05)
     assert sum(whole) == pytest.approx(2 * sum(half), rel=0.05)
 
 
-@contextmanager
-def recorded_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, bool]]]:
-    """Kernels named "a" and "b" that are sdpa and record (name, method, windowed)."""
-    calls: list[tuple[str, str, bool]] = []
-
-    class Recorded:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def prepare(self, *args: Any) -> Any:
-            calls.append((self.name, "prepare", False))
-            return sdpa.prepare(*args)
-
-        def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Any, window: bool) -> Tensor:
-            calls.append((self.name, "attend", window))
-            return sdpa.attend(q, k, v, layout, window)
-
-    kernels = {name: Recorded(name) for name in ("a", "b")}
-    monkeypatch.setattr(attention, "choose_kernel", lambda name, *_, **__: kernels[name])
-    yield calls
+def recorded_kernels(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """Kernels a and b that are sdpa; returns the mock whose `mock_calls` has their calls in order."""
+    kernels = Mock()
+    for name in ("a", "b"):
+        kernels.attach_mock(Mock(spec=["prepare", "attend"]), name)
+        getattr(kernels, name).prepare.side_effect = sdpa.prepare
+        getattr(kernels, name).attend.side_effect = sdpa.attend
+    monkeypatch.setattr(attention, "choose_kernel", lambda name, *_, **__: getattr(kernels, name))
+    return kernels
 
 
-def test_local_and_global_layers_may_use_different_kernels(
-    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
+def test_local_and_global_layers_may_use_different_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel is prepared once, and global layers get theirs; without a second name all layers share one."""
     packed = pack([sequences([40, 30])], row_tokens=70).packed
     expected = build(small()).encode(packed)
-    with recorded_kernels(monkeypatch) as calls:
-        out = build(small(), attention="a", global_attention="b").encode(packed)
-        assert torch.equal(out, expected)
-        layers = [("b", "attend", False), ("a", "attend", True), ("a", "attend", True)]
-        assert calls == [("a", "prepare", False), ("b", "prepare", False), *layers, *layers, layers[0]]
+    kernels = recorded_kernels(monkeypatch)
+    assert torch.equal(build(small(), attention="a", global_attention="b").encode(packed), expected)
+    calls = [(name, args[4]) if "attend" in name else name for name, args, _ in kernels.mock_calls]
+    layers = [("b.attend", False), ("a.attend", True), ("a.attend", True)]
+    assert calls == ["a.prepare", "b.prepare", *layers, *layers, layers[0]]
     for changes in ({"attention": "a"}, {"attention": "a", "global_attention": "a"}):
-        with recorded_kernels(monkeypatch) as calls:
-            build(small(), **changes).encode(packed)
-            assert [call[:2] for call in calls] == [("a", "prepare")] + 7 * [("a", "attend")]
+        kernels = recorded_kernels(monkeypatch)
+        build(small(), **changes).encode(packed)
+        assert [name for name, _, _ in kernels.mock_calls] == ["a.prepare", *["a.attend"] * 7]
 
 
-def test_a_kernel_that_rotates_is_given_local_layers_unrotated(
-    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
+def test_a_kernel_that_rotates_is_given_local_layers_unrotated(monkeypatch: pytest.MonkeyPatch) -> None:
     """And global ones rotated, or positions would be applied twice or never; compiled too, where a question that
     torch.compile answers otherwise than Python would take the pass over q and k back in silence."""
     packed = pack([sequences([40, 30])], row_tokens=70).packed
@@ -285,9 +260,7 @@ def test_a_kernel_that_rotates_is_given_local_layers_unrotated(
 
 
 @pytest.mark.parametrize("key", ["attention", "global_attention"])
-def test_a_kernel_that_cannot_serve_is_refused_by_its_key(
-    key: str, small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
+def test_a_kernel_that_cannot_serve_is_refused_by_its_key(key: str) -> None:
     """In the first forward pass, also where support was not checked before."""
     refused = rf"compute\.{key}=varlen: it needs a CUDA device, not cpu\. "
     with pytest.raises(ConfigError, match=rf"{refused}Usable here: sdpa\. Or set compute\.{key}=auto\."):
@@ -295,9 +268,7 @@ def test_a_kernel_that_cannot_serve_is_refused_by_its_key(
 
 
 @pytest.mark.runs
-def test_layers_are_compiled_in_every_phase_or_the_run_ends(
-    monkeypatch: pytest.MonkeyPatch, small: Make, build: Make, sequences: Make, pack: Make
-) -> None:
+def test_layers_are_compiled_in_every_phase_or_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch allows a layer 8 graphs and runs it eagerly beyond, at half the speed until the end of the run."""
     torch._dynamo.reset()
     counters.clear()
@@ -316,9 +287,7 @@ def test_layers_are_compiled_in_every_phase_or_the_run_ends(
 
 @pytest.mark.runs
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_no_step_waits_for_the_device(
-    monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make, checkpointing: bool
-) -> None:
+def test_no_step_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, checkpointing: bool) -> None:
     """One number read back in a step lets a GPU run dry. Tensors without values refuse every attempt to read one."""
     monkeypatch.setattr(varlen, "support", lambda *_: None)
     choose_kernel.cache_clear()
@@ -338,26 +307,14 @@ def test_no_step_waits_for_the_device(
         loss.item()
 
 
-class Launches(TorchDispatchMode):
-    """Everything the host asks of the device: operators, shapes, and numbers that are fixed by asking."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[object, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [
-            (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
-            for leaf in tree_leaves((args, kwargs or {}))
-        ]
-        self.calls.append((str(func), *given))
-        return func(*args, **(kwargs or {}))
+def host_sees(args: Any, kwargs: Any) -> list[object]:
+    """Return what the host asks of the device besides values: shapes, and numbers that are fixed by asking."""
+    leaves = tree_leaves((args, kwargs))
+    return [(tuple(each.shape), each.dtype) if isinstance(each, Tensor) else each for each in leaves]
 
 
 @pytest.mark.runs
-def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
-    monkeypatch: pytest.MonkeyPatch, small: Make, sequences: Make, pack: Make
-) -> None:
+def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then one CUDA graph serves all batches with as many boundaries and the same longest sequence."""
     monkeypatch.setattr(varlen, "support", lambda *_: None)
     choose_kernel.cache_clear()
@@ -372,9 +329,10 @@ def test_microbatches_differ_in_nothing_but_what_is_in_their_tensors(
         labels[:predicted] = 7
         batch = mlm_batch(replace(batch.packed, cu_seqlens_S=boundaries), torch.arange(24), labels)
         assert batch.counts["mlm"] == predicted
-        with Launches() as launches:
+        calls: list[list[object]] = []
+        with Operators(lambda func, args, kwargs, _, calls=calls: calls.append([str(func), *host_sees(args, kwargs)])):
             model(batch.to("meta")).losses["mlm"].backward()
         model.zero_grad()
-        seen.append(launches.calls)
+        seen.append(calls)
     choose_kernel.cache_clear()
     assert len(seen[0]) > 100 and seen[0] == seen[1] == seen[2]

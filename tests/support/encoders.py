@@ -42,15 +42,12 @@ MODERNBERT = ModernBertConfig(
     vocab_size=160, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=48, local_attention=16, init_std=0.15,
     attention_out_dropout=0.0,
 )  # fmt: skip
-BERT = BertConfig(
-    vocab_size=160, hidden_size=64, num_layers=3, num_heads=2, intermediate_size=96, max_positions=400, init_std=0.1,
-    dropout=0.0,
-)  # fmt: skip
+OF_BERT: dict[str, Any] = {
+    "vocab_size": 160, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "max_positions": 400, "init_std": 0.1
+}  # fmt: skip
+BERT, DISTILBERT = (kind(**OF_BERT, num_layers=3, dropout=0.0) for kind in (BertConfig, DistilBertConfig))
 ROBERTA = replace(BERT, segments=1, position_offset=PAD + 1, norm_eps=1e-5)
-ALBERT = AlbertConfig(
-    vocab_size=160, embedding_size=24, hidden_size=64, num_layers=4, num_heads=2, intermediate_size=96,
-    max_positions=400, init_std=0.1,
-)  # fmt: skip
+ALBERT = AlbertConfig(**OF_BERT, num_layers=4, embedding_size=24)
 XLNET = XLNetConfig(
     vocab_size=160, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, init_std=0.4, dropout=0.0
 )
@@ -103,16 +100,7 @@ ESM = EsmConfig(
 ENCODERS: dict[str, ModelConfig] = {
     "modernbert": MODERNBERT,
     "bert": BERT,
-    "distilbert": DistilBertConfig(
-        vocab_size=160,
-        hidden_size=64,
-        num_layers=3,
-        num_heads=2,
-        intermediate_size=96,
-        max_positions=400,
-        init_std=0.1,
-        dropout=0.0,
-    ),
+    "distilbert": DISTILBERT,
     "albert": ALBERT,
     "albert that shares its ffn": replace(ALBERT, sharing="ffn"),
     "xlnet": XLNET,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,19 @@ def saved(kind: type[Any], folder: Path, names: tuple[str, ...] = BERT, **settin
     torch.manual_seed(3)
     kind(kind.config_class(vocab_size=entries, initializer_range=0.2, **SIZE | settings)).save_pretrained(folder)
     return folder
+
+
+def task_of(folder: Path, rows: Iterable[dict[str, str]], **keys: Any) -> str:
+    """Write a task of labelled rows, the same for training and validation; return its file."""
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"train": f"{folder}/texts.jsonl", "validation": {"dev": f"{folder}/texts.jsonl"}}
+    usual = {"kind": "single-label", "lr": 1e-3, "epochs": 1, "batch_texts": 16}
+    (folder / "task.yaml").write_text(json.dumps(usual | files | keys))
+    return f"{folder}/task.yaml"
+
+
+def two_classes() -> list[dict[str, str]]:
+    return [{"text": f"{n} {text}", "label": "yn"[n % 2]} for n, text in enumerate(TEXTS)]
 
 
 def mean_of_states(folder: Path, text: str) -> torch.Tensor:

@@ -13,12 +13,12 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-from modernbert_train.__main__ import main
 from modernbert_train.batch import IGNORED_LABEL, Batch, Sums
 from modernbert_train.models.masked_lm import LABELS, POSITIONS, ForMaskedLM
 from modernbert_train.weights.fill import fill
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.token_rows import TokenRows
+from tests.support.front_door import Cli
 from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
@@ -43,7 +43,7 @@ def test_a_decoder_is_continued_as_an_encoder(
     tmp_path: Path,
     decoder: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     """The first loss is transformers' loss of predicting each masked token from the token before it; the export
     predicts the same way."""
@@ -56,16 +56,18 @@ def test_a_decoder_is_continued_as_an_encoder(
         return forward(self, batch, figures)
 
     monkeypatch.setattr(ForMaskedLM, "forward", recorded)
-    assert main(["train", str(file), "phases.short.batch_warmup=null"]) == 0
-    assert "a decoder, trained in causal order, and objective.name=mlm here" in capsys.readouterr().out
+    assert (
+        "a decoder, trained in causal order, and objective.name=mlm here"
+        in cli("train", file, "phases.short.batch_warmup=null").out
+    )
 
     folder = tmp_path / "runs/tiny"
     assert records(folder, "step")[0]["loss"] == pytest.approx(loss_of(decoder, seen[:2]), abs=2e-5)
-    assert main(["export", str(folder)]) == 0
+    cli("export", folder)
     config = transformers.AutoConfig.from_pretrained(folder / "hf")
     assert (config.model_type, config.is_causal, config.predicts_from) == ("qwen3", False, "before")
     assert "predicted at the position of the token before" in (folder / "hf/README.md").read_text()
-    assert main(["export", str(folder / "hf"), "--out", str(tmp_path / "again")]) == 0
+    cli("export", folder / "hf", "--out", tmp_path / "again")
     assert (
         fill(folder / "hf", ["a [MASK] b"]) == fill(tmp_path / "again", ["a [MASK] b"]) == fill(folder, ["a [MASK] b"])
     )
@@ -87,7 +89,7 @@ def adapting(file: Path, decoder: Path) -> Path:
 
 @pytest.mark.runs
 def test_a_decoder_whose_tokenizer_has_no_mask_gets_a_row_for_it(
-    tiny_run: TinyRun, decoder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_run: TinyRun, decoder: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """With a tokenizer that `prepare` extended, the row is the mean of all, and reported; otherwise it is refused."""
     path = decoder / "tokenizer.json"
@@ -104,12 +106,9 @@ def test_a_decoder_whose_tokenizer_has_no_mask_gets_a_row_for_it(
 
     monkeypatch.setattr(TokenRows, "of", recorded)
     file = str(adapting(Path(tiny_run()[0]), decoder))
-    assert main(["check", file]) == 78
-    assert "[MASK]" in capsys.readouterr().err
-    assert main(["train", file, "phases.short.batch_warmup=null", "weights.vocabulary=extend"]) == 0
-    assert "weights.vocabulary=extend: of 512 rows 511 are kept, 0 are the mean of old ones, 1 the mean of all" in (
-        capsys.readouterr().out
-    )
+    assert "[MASK]" in cli("check", file, code=78).err
+    said = cli("train", file, "phases.short.batch_warmup=null", "weights.vocabulary=extend").out
+    assert "weights.vocabulary=extend: of 512 rows 511 are kept, 0 are the mean of old ones, 1 the mean of all" in said
     old, new = begun[0]
     ordinary = [*range(5, 512)]  # after [PAD], [UNK], [CLS], [SEP] and [MASK]
     torch.testing.assert_close(new[mask], old[ordinary].mean(0))
@@ -119,7 +118,7 @@ def test_a_decoder_whose_tokenizer_has_no_mask_gets_a_row_for_it(
 
 @pytest.mark.runs
 def test_a_decoder_with_a_head_of_its_own_is_not_taken_for_a_tied_one(
-    tiny_run: TinyRun, decoder: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: TinyRun, decoder: Path, cli: Cli
 ) -> None:
     """Its predictions would come from the embedding; an exact copy of the embedding, as in Qwen3-0.6B, is accepted."""
     file = str(adapting(Path(tiny_run()[0]), decoder))
@@ -127,17 +126,17 @@ def test_a_decoder_with_a_head_of_its_own_is_not_taken_for_a_tied_one(
     tensors = load_file(decoder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     save_file(tensors, decoder / "model.safetensors", {"format": "pt"})
-    assert main(["check", file]) == 0
+    cli("check", file)
     again = load_weights(decoder)
     assert {*again} == {*first} and all(torch.equal(first[name], tensor) for name, tensor in again.items())
     tensors["lm_head.weight"] += 1
     save_file(tensors, decoder / "model.safetensors", {"format": "pt"})
-    assert main(["train", file, "phases.short.batch_warmup=null"]) != 0
-    assert "lm_head.weight is not tied to model.embed_tokens.weight" in capsys.readouterr().err
+    said = cli("train", file, "phases.short.batch_warmup=null", code=65).err
+    assert "lm_head.weight is not tied to model.embed_tokens.weight" in said
     told = json.loads((decoder / "config.json").read_text())
     (decoder / "config.json").write_text(json.dumps(told | {"tie_word_embeddings": False}))
-    assert main(["train", file, "phases.short.batch_warmup=null"]) != 0
-    assert "model.tied=true here, false there" in capsys.readouterr().err.lower()
+    said = cli("train", file, "phases.short.batch_warmup=null", code=78).err
+    assert "model.tied=true here, false there" in said.lower()
 
 
 @torch.no_grad()

@@ -25,8 +25,21 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import read_vocabulary, role_tokens
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
-from tests.support.foreign import BERT, FOREIGN, ROBERTA, SIZE, TEXTS, mean_of_states, saved, tokenizer_with
+from tests.support.foreign import (
+    BERT,
+    FOREIGN,
+    ROBERTA,
+    SIZE,
+    TEXTS,
+    mean_of_states,
+    saved,
+    task_of,
+    tokenizer_with,
+    two_classes,
+)  # fmt: skip
+from tests.support.front_door import Cli
 from tests.support.make_shards import make_tokenizer
+from tests.support.runs import records
 from tests.support.sources import run_of
 from tests.support.tiny_run import TinyRun
 
@@ -91,25 +104,28 @@ def test_buffers_wrappers_and_an_unnamed_class_change_nothing(name: str, tmp_pat
             assert found.keys() == expected.keys() and all(torch.equal(found[each], expected[each]) for each in found)
 
 
+def own_run(tiny_run: TinyRun, folder: Path, tmp_path: Path, **changes: Any) -> list[str]:
+    """Prepare texts with a model's tokenizer; return a run on them of its architecture."""
+    (tmp_path / "own.jsonl").write_text("".join(f'{{"text": "{n} {text}"}}\n' for n, text in enumerate(TEXTS)))
+    (tmp_path / "spec.yaml").write_text(
+        f"out: {tmp_path}/data\ntokenizer: {{path: {folder}}}\nvalidation_share: 0.2\n"
+        f"sources: {{own: {{kind: jsonl, path: {tmp_path}/own.jsonl}}}}\n"
+    )
+    assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
+    said = load_model(folder).config
+    words = run_of(tiny_run(), {each.name: getattr(said, each.name) for each in fields(said)} | changes)
+    return [*words, *(f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer"))]
+
+
 @pytest.mark.runs
 @pytest.mark.parametrize("name", NAMED)
 def test_a_model_is_continued_with_its_own_tokenizer(name: str, tiny_run: TinyRun, tmp_path: Path) -> None:
     """From text to an export that transformers opens, with positions that begin after the padding's."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    (tmp_path / "texts.jsonl").write_text(
-        "".join(f'{{"text": "{number} {text}"}}\n' for number, text in enumerate(TEXTS))
-    )
-    (tmp_path / "spec.yaml").write_text(
-        f"out: {tmp_path}/data\ntokenizer: {{path: {folder}}}\nvalidation_share: 0.2\n"
-        f"sources: {{own: {{kind: jsonl, path: {tmp_path}/texts.jsonl}}}}\n"
-    )
-    assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
+    words = own_run(tiny_run, folder, tmp_path)
     assert role_tokens(tmp_path / "data/tokenizer") == role_tokens(folder)
-    said = load_model(folder).config
-    words = run_of(tiny_run(), {each.name: getattr(said, each.name) for each in fields(said)})
-    data = [f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer")]
-    assert main(["train", *words, *data, f"weights.init_from={folder}"]) == 0
+    assert main(["train", *words, f"weights.init_from={folder}"]) == 0
     assert main(["export", str(tmp_path / "runs/tiny")]) == 0
     hf = tmp_path / "runs/tiny/hf"
     text = TEXTS[1]
@@ -119,12 +135,12 @@ def test_a_model_is_continued_with_its_own_tokenizer(name: str, tiny_run: TinyRu
 
 
 @pytest.mark.parametrize("name", ["mmbert", "roberta without a head", "eurobert"])
-def test_any_model_is_exported(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_model_is_exported(name: str, tmp_path: Path, cli: Cli) -> None:
     """In fp32, as its authors' code computes it; without a head it stays without one."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    assert main(["export", str(folder)]) == 78 and "exported alone, as MODEL --out FOLDER" in capsys.readouterr().err
-    assert main(["export", str(folder), "--out", str(tmp_path / "hf")]) == 0
+    assert "exported alone, as MODEL --out FOLDER" in cli("export", folder, code=78).err
+    cli("export", folder, "--out", tmp_path / "hf")
     torch.testing.assert_close(
         load_model(tmp_path / "hf").embed(TEXTS[:1])[0], mean_of_states(folder, TEXTS[0]), rtol=0, atol=1e-5
     )
@@ -147,12 +163,11 @@ def test_the_old_layout_of_sentence_transformers_is_opened(tmp_path: Path) -> No
     assert torch.equal(load_model(folder).embed(TEXTS[:1]), load_model(folder / "0_Transformer").embed(TEXTS[:1]))
 
 
-def test_a_folder_with_vocab_txt_alone_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_with_vocab_txt_alone_says_what_to_do(tmp_path: Path, cli: Cli) -> None:
     folder = saved(transformers.BertForMaskedLM, tmp_path / "model")
     shutil.move(folder / "tokenizer.json", folder / "vocab.txt")
     for verb in (["fill", str(folder), "[MASK]"], ["export", str(folder), "--out", str(tmp_path / "hf")]):
-        assert main(verb) == 65
-        said = capsys.readouterr().err
+        said = cli(*verb, code=65).err
         assert "tokenizer.json: no such file, only vocab.txt; " in said and "save_pretrained" in said
 
 
@@ -162,22 +177,14 @@ def test_pairs_are_classified_as_transformers_reads_them(name: str, tmp_path: Pa
     """A RoBERTa has two separators between the texts of a pair, and one of BERT's encoders has token types."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    rows = [{"a": first, "b": second, "label": "yn"[n % 2]} for n, (first, second) in enumerate(pairwise(TEXTS))]
-    for split in ("train", "dev"):
-        lines = [json.dumps({**row, "a": f"{n} {row['a']}"}) for n, row in enumerate(rows)]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
-    (tmp_path / "pair.yaml").write_text(
-        f"kind: single-label\ntext_columns: [a, b]\ntrain: {tmp_path}/train.jsonl\n"
-        f"validation: {{dev: {tmp_path}/dev.jsonl}}\nlr: 1e-3\nepochs: 1\nbatch_texts: 16\n"
-    )
+    rows = [{"a": f"{n} {one}", "b": two, "label": "yn"[n % 2]} for n, (one, two) in enumerate(pairwise(TEXTS))]
     run = ["--model", str(folder), f"runs_folder={tmp_path}/runs", "name=pair", "compute.device=cpu"]
-    assert main(["finetune", str(tmp_path / "pair.yaml"), *run]) == 0
+    assert main(["finetune", task_of(tmp_path, rows, text_columns=["a", "b"]), *run]) == 0
     hf = tmp_path / "runs/pair/hf"
     tokenizer = transformers.AutoTokenizer.from_pretrained(hf)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(hf).eval()
     predicted = [json.loads(line) for line in (tmp_path / "runs/pair/predictions.jsonl").read_text().splitlines()]
-    texts = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
-    for row, each in list(zip(texts, predicted, strict=True))[:8]:
+    for row, each in list(zip(rows, predicted, strict=True))[:8]:
         with torch.no_grad():
             logits = model(**tokenizer(row["a"], row["b"], return_tensors="pt")).logits[0]
         probabilities = dict(zip(model.config.id2label.values(), logits.softmax(-1).tolist(), strict=True))
@@ -205,19 +212,11 @@ def test_a_run_and_its_export_are_fine_tuned_alike(name: str, tiny_run: TinyRun,
     assert main(["train", *words]) == 0
     assert main(["export", str(tmp_path / "runs/tiny")]) == 0
     assert open_model(tmp_path / "runs/tiny").missing == open_model(tmp_path / "runs/tiny/hf").missing == []
-    for split in ("train", "dev"):
-        lines = [json.dumps({"text": f"{n} {text}", "label": "yn"[n % 2]}) for n, text in enumerate(TEXTS)]
-        (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
-    (tmp_path / "task.yaml").write_text(
-        f"kind: single-label\ntrain: {tmp_path}/train.jsonl\nvalidation: {{dev: {tmp_path}/dev.jsonl}}\nlr: 1e-3\n"
-        "epochs: 1\nbatch_texts: 16\n"
-    )
-    losses = []
+    task, losses = task_of(tmp_path, two_classes()), []
     for run, model in (("run", "runs/tiny"), ("hf", "runs/tiny/hf")):
         of_run = ["--model", str(tmp_path / model), f"runs_folder={tmp_path}/runs", f"name={run}", "compute.device=cpu"]
-        assert main(["finetune", str(tmp_path / "task.yaml"), *of_run]) == 0
-        entries = map(json.loads, (tmp_path / f"runs/{run}/metrics.jsonl").read_text().splitlines())
-        losses.append([entry["loss"] for entry in entries if entry["kind"] == "step"])
+        assert main(["finetune", task, *of_run]) == 0
+        losses.append([entry["loss"] for entry in records(tmp_path / "runs" / run, "step")])
     assert losses[0] == losses[1] and len(losses[0]) > 2
 
 
@@ -227,14 +226,14 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     tiny_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    cli: Cli,
 ) -> None:
     """It contains its tokenizer: users copy only a run's folder to another machine."""
     (tmp_path / "home").mkdir()
     shutil.copytree(tiny_data, tmp_path / "home/data")
     monkeypatch.chdir(tmp_path / "home")
     words = tiny_run("data.train=data/train", "data.validation=data/validation", "data.tokenizer=data/tokenizer")
-    assert main(["train", *words, "runs_folder=runs"]) == 0
+    cli("train", *words, "runs_folder=runs")
     expected = load_model("runs/tiny").embed(TEXTS[:1])
     (tmp_path / "elsewhere").mkdir()
     shutil.copytree(tmp_path / "home/runs/tiny", tmp_path / "elsewhere/copy")
@@ -257,42 +256,32 @@ def test_a_run_that_was_copied_is_a_model_anywhere(
     with pytest.raises(DataError, match=r"step: the tokenizer of its training, .* is neither in data/tokenizer nor in"):
         load_model("step")
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    assert main(["embed", "copy", str(tmp_path / "texts.txt"), "--out", "v.npy"]) == 0
-    lines = [json.dumps({"text": f"{n} {text}", "label": "yn"[n % 2]}) for n, text in enumerate(TEXTS)]
-    Path("texts.jsonl").write_text("\n".join(lines))
-    Path("task.yaml").write_text("kind: single-label\ntrain: texts.jsonl\nvalidation: {dev: texts.jsonl}\nepochs: 1\n")
-    assert main(["finetune", "task.yaml", "--model", "copy", "runs_folder=r", "name=f", "compute.device=cpu"]) == 0
+    cli("embed", "copy", tmp_path / "texts.txt", "--out", "v.npy")
+    task = task_of(Path(), two_classes())
+    cli("finetune", task, "--model", "copy", "runs_folder=r", "name=f", "compute.device=cpu")
     Path("r").rename("moved")
     assert main(["eval", "moved/f"]) == 0, "its labelled texts are in it"
-    capsys.readouterr()
-    assert main(["eval", "copy"]) == 65 and "data.train=data/train: " in capsys.readouterr().err
+    assert "data.train=data/train: " in cli("eval", "copy", code=65).err
     here = [f"data.train={tiny_data}/train", f"data.validation={tiny_data}/validation"]
-    assert main(["eval", "copy", *here]) == 0
+    cli("eval", "copy", *here)
 
 
 @pytest.mark.runs
 @pytest.mark.parametrize("name", ["bert without a head", "eurobert"])
 def test_any_encoder_is_shrunk_and_teaches_without_a_head(
-    name: str, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tiny_run: TinyRun, tmp_path: Path, cli: Cli
 ) -> None:
     """A head is needed only for predictions of tokens: for the divergence from a teacher's predictions."""
     kind, names, settings = FOREIGN[name]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{n} {text}"}}\n' for n, text in enumerate(TEXTS)))
-    spec = f"out: {tmp_path}/data\ntokenizer: {{path: {folder}}}\nvalidation_share: 0.2\n"
-    (tmp_path / "spec.yaml").write_text(f"{spec}sources: {{own: {{kind: jsonl, path: {tmp_path}/texts.jsonl}}}}\n")
-    assert main(["prepare", str(tmp_path / "spec.yaml")]) == 0
-    said = load_model(folder).config
-    model = {each.name: getattr(said, each.name) for each in fields(said)} | {"num_layers": 1}
-    words = run_of(tiny_run(), model)
-    words += [f"data.{key}={tmp_path}/data/{key}" for key in ("train", "validation", "tokenizer")]
-    capsys.readouterr()
-    assert main(["train", *words, f"weights.shrink_from={folder}"]) == 0
-    assert "drawn at random" in capsys.readouterr().out
+    words = own_run(tiny_run, folder, tmp_path, num_layers=1)
+    assert "drawn at random" in cli("train", *words, f"weights.shrink_from={folder}").out
     teaches = f"{{name: distill, teacher: {folder}, kl_weight: %s, cosine_weight: 1}}"
-    assert main(["train", *words, "name=taught", "objective=" + teaches % 0]) == 0
-    assert main(["train", *words, "name=not", "objective=" + teaches % 1]) == 78
-    assert "so it predicts no tokens. Set objective.kl_weight=0" in capsys.readouterr().err
+    cli("train", *words, "name=taught", "objective=" + teaches % 0)
+    assert (
+        "so it predicts no tokens. Set objective.kl_weight=0"
+        in cli("train", *words, "name=not", "objective=" + teaches % 1, code=78).err
+    )
 
 
 def test_weights_that_are_not_finite_are_found_when_the_model_is_opened(tmp_path: Path) -> None:
@@ -315,7 +304,6 @@ def test_a_table_is_compared_with_the_tokenizer_beside_it(tmp_path: Path, capsys
     with pytest.raises(DataError, match=r"its table has 308 rows, and its tokenizer 309 entries"):
         open_model(folder)
     path.write_text(json.dumps(content))
-    capsys.readouterr()  # save_pretrained may have drawn a progress bar
     open_model(folder)
     assert capsys.readouterr().err == ""
     torch.manual_seed(3)
@@ -325,22 +313,11 @@ def test_a_table_is_compared_with_the_tokenizer_beside_it(tmp_path: Path, capsys
     assert "its table has 4,000 rows, and its tokenizer 308 entries; 3,692" in capsys.readouterr().err
 
 
-def test_a_mask_is_filled_whatever_it_is_called(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mask_is_filled_whatever_it_is_called(tmp_path: Path, cli: Cli) -> None:
     kind, names, settings = FOREIGN["roberta"]
     folder = saved(kind, tmp_path / "model", names, **settings)
-    capsys.readouterr()
-    assert main(["fill", str(folder), "the quick [MASK] fox", "the quick <mask> fox"]) == 0
-    ours, theirs = capsys.readouterr().out.strip().split("\n")[1::2]
+    ours, theirs = cli("fill", folder, "the quick [MASK] fox", "the quick <mask> fox").out.strip().split("\n")[1::2]
     assert ours == theirs
     stored = {f"_orig_mod.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    assert main(["fill", str(folder), "the quick <mask> fox"]) == 0 and theirs in capsys.readouterr().out
-
-
-def test_an_untrained_twin_has_new_weights_of_the_same_shapes(tmp_path: Path) -> None:
-    folder = saved(transformers.BertModel, tmp_path / "model")
-    model, twin = open_model(folder), open_model(folder, untrained=3)
-    names = {name for name in model.shapes if name.startswith("model.")}
-    assert {name: twin.shapes[name] for name in names} == {name: model.shapes[name] for name in names}
-    table = "model.embeddings.tok_embeddings.weight"
-    assert not torch.equal(twin.weights()[table], model.weights()[table])
+    assert theirs in cli("fill", folder, "the quick <mask> fox").out

@@ -6,7 +6,6 @@ Users begin from such models. If this breaks, a published recipe gives another m
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from modernbert_train import load_model
 from modernbert_train.__main__ import main
 from tests.support.beir import recipe
 from tests.support.finetuning import FAST, metrics, plain_losses
-from tests.support.foreign import FOREIGN, TEXTS, saved
+from tests.support.foreign import FOREIGN, TEXTS, saved, task_of
 from tests.support.needs import needs
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(280)]
@@ -59,12 +58,9 @@ def test_fine_tuning_has_the_losses_of_a_plain_loop(name: str, tmp_path: Path) -
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows = [{"text": text, "label": ("no", "yes")[n % 2]} for n, text in enumerate(texts_of(tokenizer, 8))]
     assert len(rows) == 8
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = {"kind": "single-label", "labels": ["no", "yes"], "train": f"{tmp_path}/texts.jsonl", "lr": 1e-3}
-    task |= {"validation": {"dev": f"{tmp_path}/texts.jsonl"}, "epochs": 1, "steps": STEPS, "batch_texts": 8}
-    (tmp_path / "task.yaml").write_text(json.dumps(task | {"weight_decay": 0.0, "warmup": 0.25}))
+    task = task_of(tmp_path, rows, labels=["no", "yes"], steps=STEPS, batch_texts=8, weight_decay=0.0, warmup=0.25)
     words = ["--model", str(folder), f"runs_folder={tmp_path}/runs", "name=own", *FAST]
-    assert main(["finetune", str(tmp_path / "task.yaml"), *words]) == 0
+    assert main(["finetune", task, *words]) == 0
     steps = [entry for entry in metrics(tmp_path / "runs/own") if entry["kind"] == "step"]
 
     model = kind.from_pretrained(folder).eval()

@@ -17,13 +17,15 @@ from torch import Tensor
 
 from benchmarks.batches import lay_out, mlm_batch
 from modernbert_train.batch import Batch
-from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.config.schema import BertConfig, ModernBertConfig
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.weights.formats import read_folder
 from modernbert_train.weights.hf_folder import export, load_weights
+from tests.support.encoders import BERT, ROBERTA
 from tests.support.exported import CONFIG, edit, write
 from tests.support.small_checkpoint import BAD_TENSORS
+from tests.weights.formats.models import weights_of
 
 
 def one_sequence(ids: Tensor) -> Batch:
@@ -114,34 +116,6 @@ def test_the_special_tokens_of_an_older_tokenizer_travel_along(
     write(model, older, exported)  # it is recognised as our export when it is replaced
 
 
-def test_an_export_is_on_the_disk_before_it_replaces_the_last_one(
-    model: ModernBertForMaskedLM, tokenizer_folder: Path, exported: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rename may reach the disk before the contents: after a power cut neither model would exist."""
-    synced: set[int] = set()
-    ready: list[set[int]] = []
-    fsync, rename = os.fsync, Path.rename
-
-    def note_sync(descriptor: int) -> None:
-        fsync(descriptor)
-        synced.add(os.fstat(descriptor).st_ino)
-
-    def note_rename(self: Path, target: Path) -> Path:
-        ready.append({path.stat().st_ino for path in self.iterdir()} - synced if target == exported else set())
-        return rename(self, target)
-
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(Path, "rename", note_rename)
-    write(model, tokenizer_folder, exported)
-    assert ready == [set(), set()] and len(synced) >= 5  # the old one moved aside, the new one in its place
-
-
-def test_the_tied_decoder_is_stored_once(exported: Path) -> None:
-    """It is the largest matrix of a small model; two copies could differ."""
-    stored = load_file(exported / "model.safetensors")
-    assert "decoder.weight" not in stored and "decoder.bias" in stored
-
-
 def test_an_old_config_can_be_read(exported: Path) -> None:
     """The released models have only the keys of transformers 4; a null local base means the global one."""
     edit(exported, rope_parameters="absent", layer_types="absent", local_rope_theta=None)
@@ -224,14 +198,7 @@ def test_a_state_of_another_model_is_not_exported(
     state = model.state_dict()
     del state["model.final_norm.weight"]
     with pytest.raises(ConfigError, match=r"1 of \d+ tensors are missing, the first is model\.final_norm\.weight"):
-        export(
-            state,
-            CONFIG,
-            max_tokens=8,
-            tokenizer_folder=tokenizer_folder,
-            out=tmp_path / "hf",
-            card="",
-        )
+        export(state, CONFIG, max_tokens=8, tokenizer_folder=tokenizer_folder, out=tmp_path / "hf", card="")
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_refused(
@@ -276,3 +243,11 @@ def test_a_failed_export_leaves_nothing_behind(
         write(model, tokenizer_folder, exported, card="# Newer\n")
     assert {path.name: path.read_bytes() for path in exported.iterdir()} == before
     assert [path.name for path in exported.parent.iterdir()] == ["hf"]
+
+
+@pytest.mark.parametrize("config", [BERT, replace(ROBERTA, position_offset=12)], ids=["bert", "roberta"])  # [PAD]: 11
+def test_an_export_is_read_as_long_as_its_run(config: BertConfig, tokenizer_folder: Path, tmp_path: Path) -> None:
+    """config.json has the positions; longer texts than in training would be cut elsewhere than by the run."""
+    export(weights_of(config), config, max_tokens=24, tokenizer_folder=tokenizer_folder, out=tmp_path / "hf", card="")
+    found = read_folder(tmp_path / "hf")
+    assert (found.model.max_positions, found.max_tokens) == (config.max_positions, 24)

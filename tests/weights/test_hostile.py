@@ -1,12 +1,15 @@
 """Untrusted model folders: any contents lead to an error message that names the file.
 
-If this breaks, a damaged or hostile folder ends in "this is a bug", fills the memory, or runs its code.
+If this breaks, a damaged or hostile folder ends in "this is a bug", fills the memory, or runs its code; an archive from
+the internet publishes a file from a user's home with the next export, by a symlink; or the hub's cache, which consists
+of symlinks, cannot be read.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,15 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import main
+from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import DataError
 from modernbert_train.weights.composer_file import _from_flexbert
+from modernbert_train.weights.export import export_source
 from modernbert_train.weights.formats.modernbert import FORMAT
 from modernbert_train.weights.hf_folder import load_weights
 from modernbert_train.weights.source import open_model
 from tests.support.exported import edit
+from tests.support.front_door import Cli
 from tests.support.tiny_run import TinyRun
 from tests.weights.formats.models import WEIRD
 
@@ -36,7 +42,7 @@ NO_CONFIGS = {
 
 @pytest.mark.parametrize("case", NO_CONFIGS)
 def test_whatever_opens_the_folder_says_what_is_wrong_with_it(
-    exported: Path, case: str, tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    exported: Path, case: str, tiny_run: TinyRun, tmp_path: Path, cli: Cli
 ) -> None:
     """`fill`, weights.init_from and weights.grow_from; `average` and `export` open models by the same function."""
     (exported / "config.json").write_text(NO_CONFIGS[case])
@@ -44,12 +50,10 @@ def test_whatever_opens_the_folder_says_what_is_wrong_with_it(
         open_model(exported)
     message = str(refused.value)
     assert message.startswith(f"{exported}/config.json: ")
-    assert main(["fill", str(exported), "a [MASK]"]) == 65
-    error = capsys.readouterr().err
+    error = cli("fill", exported, "a [MASK]", code=65).err
     assert f"{exported}/config.json: " in error and error.count("\n") == 1 and len(error) < 600
     for key in ("init_from", "grow_from"):
-        assert main(["train", *tiny_run(f"weights.{key}={exported}")]) == 65
-        assert message in capsys.readouterr().err
+        assert message in cli("train", *tiny_run(f"weights.{key}={exported}"), code=65).err
 
 
 @pytest.mark.parametrize(
@@ -67,11 +71,10 @@ def test_whatever_opens_the_folder_says_what_is_wrong_with_it(
     ],
 )
 def test_fill_names_a_folder_that_transformers_cannot_open(
-    exported: Path, harm: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
+    exported: Path, harm: Callable[[Path], object], cli: Cli
 ) -> None:
     harm(exported)
-    assert main(["fill", str(exported), "a [MASK]"]) == 65
-    assert str(exported) in capsys.readouterr().err
+    assert str(exported) in cli("fill", exported, "a [MASK]", code=65).err
 
 
 def test_fill_runs_no_code_of_the_folder_and_asks_nothing(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,3 +135,39 @@ def test_a_damaged_configuration_is_read_or_refused(exported: Path) -> None:
             outcomes.add("refused")
     assert outcomes == {"read", "refused"}
     assert json.loads(content)["model_type"] == "modernbert"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "special_tokens_map.json"])
+def test_a_model_folder_has_no_links_to_elsewhere(exported: Path, tmp_path: Path, name: str, cli: Cli) -> None:
+    (exported / "special_tokens_map.json").write_text("{}")
+    shutil.move(exported / name, tmp_path / name)
+    (exported / name).symlink_to(tmp_path / name)
+    with pytest.raises(DataError, match="outside its folder"):
+        open_model(exported)
+    with pytest.raises(DataError, match="outside its folder"):
+        load_weights(exported)
+    assert f"{exported / name}: a link to " in cli("fill", exported, "a [MASK]", code=65).err
+
+
+def test_an_export_publishes_no_file_that_a_tokenizer_folder_links_to(exported: Path, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("secret")
+    source = open_model(exported)
+    (exported / "special_tokens_map.json").symlink_to(tmp_path / "key")
+    with pytest.raises(DataError, match="outside its folder"):
+        export_source(source, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_the_cache_of_the_hub_is_one_folder(exported: Path, tmp_path: Path) -> None:
+    """Every file of a model in it is a symlink."""
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/0123", tmp_path / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, path in enumerate(sorted(exported.iterdir())):
+        shutil.copy(path, blobs / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    assert open_model(snapshot).folder == snapshot
+    assert load_weights(snapshot).keys() == load_weights(exported).keys()
+    (snapshot / "own.json").symlink_to("../../../hf/config.json")
+    with pytest.raises(DataError, match="outside its folder"):
+        require_own_files(snapshot)

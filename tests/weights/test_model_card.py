@@ -17,7 +17,8 @@ from modernbert_train import __version__
 from modernbert_train.__main__ import main
 from modernbert_train.checkpoints.results import keep_result
 from modernbert_train.data.dataset_card import read_card, write_card
-from tests.support.runs import newest
+from tests.support.front_door import Cli
+from tests.support.runs import newest, records
 from tests.support.tiny_run import TINY_YAML
 
 
@@ -63,8 +64,7 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
         "| short | 4,000 | 64 | 4 to 8 | 30% | 5.00e-03 | warmup 500 tokens, constant | 10,000 | 10,000 |" in training
     )
     assert "| long | 2,000 | 128 | 4 | 30% | 5.00e-03 | constant, one_minus_sqrt to 0 over 1,000 tokens |" in training
-    lines = [json.loads(line) for line in (folder / "tiny/metrics.jsonl").read_text().splitlines()]
-    last = [line for line in lines if line["kind"] == "validation"][-1]
+    last = records(folder / "tiny", "validation")[-1]
     evaluation = section(text, "Evaluation")
     assert f"| this model | {last['loss']:.3f} | {last['accuracy']:.1%} |" in evaluation
     tokens = json.loads((folder / "data/validation/dataset.json").read_text())["tokens"]
@@ -74,7 +74,7 @@ def test_every_section_has_the_numbers_of_the_run(folder: Path) -> None:
 
 
 @pytest.mark.runs
-def test_the_licence_is_the_users_or_unknown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_licence_is_the_users_or_unknown(folder: Path, cli: Cli) -> None:
     """A licence is a legal promise: it is copied or reported as missing, never invented."""
     header, text = card(folder)
     assert header["license"] == "unknown" and "None was stated" in section(text, "Licence")
@@ -82,8 +82,10 @@ def test_the_licence_is_the_users_or_unknown(folder: Path, capsys: pytest.Captur
     assert header["license"] == "cc-by-4.0" and "cc-by-4.0" in section(text, "Licence")
     assert header["mask_token"] == "[MASK]" and header["pipeline_tag"] == "fill-mask"
     assert header["library_name"] == "transformers" and "modernbert" in header["tags"]
-    assert main(["export", str(folder / "tiny"), "--out", str(folder / "out"), "--licence", "free: yes"]) == 78
-    assert "--licence='free: yes': not an identifier of the hub" in capsys.readouterr().err
+    assert (
+        "--licence='free: yes': not an identifier of the hub"
+        in cli("export", folder / "tiny", "--out", folder / "out", "--licence", "free: yes", code=78).err
+    )
 
 
 def test_an_earlier_checkpoint_is_not_credited_with_later_results(folder: Path) -> None:
@@ -91,8 +93,7 @@ def test_an_earlier_checkpoint_is_not_credited_with_later_results(folder: Path) 
     first = min((folder / "tiny/checkpoints").glob("step-*"))
     assert main(["export", str(first), "--out", str(folder / "first")]) == 0
     text = (folder / "first/README.md").read_text()
-    lines = [json.loads(line) for line in (folder / "tiny/metrics.jsonl").read_text().splitlines()]
-    early, late = [line["loss"] for line in lines if line["kind"] == "validation"]
+    early, late = [line["loss"] for line in records(folder / "tiny", "validation")]
     assert f"| {early:.3f} |" in text and f"| {late:.3f} |" not in text
 
 
@@ -165,5 +166,4 @@ def test_the_card_says_what_trained_it_and_what_was_measured_of_these_weights_al
     host = starts[0]["host"]
     assert host in page and "What trained it" in page and "0.6250" in page and "0.3750" in page
     assert f" {host} " not in text and str(folder) not in text
-    metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
-    assert metrics["kind"] == "start" and metrics["program"].startswith(f"modernbert-train {__version__}")
+    assert records(run, "start")[0]["program"].startswith(f"modernbert-train {__version__}")

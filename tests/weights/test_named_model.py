@@ -5,45 +5,53 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.config.schema import LlamaConfig
+from tests.support.front_door import Cli
 from tests.support.runs import records
 from tests.support.tiny_run import TinyRun
 
 
-def bases(words: list[str], phase: str = "short") -> tuple[float, float]:
-    model = read_run(words).in_phase[phase].modernbert
-    return model.global_rope_theta, model.local_rope_theta
+def settings(words: list[str]) -> tuple[float, float, float]:
+    model = read_run(words).in_phase["short"].modernbert
+    return model.global_rope_theta, model.local_rope_theta, model.attention_out_dropout
 
 
 @pytest.mark.runs
-def test_rope_bases_come_from_the_model_unless_they_are_given(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
+def test_rope_bases_and_dropout_come_from_the_model_unless_they_are_given(
+    tiny_run: TinyRun, tmp_path: Path, cli: Cli
 ) -> None:
-    """For a run, a checkpoint of its first phase, an export; later the run keeps those it began with."""
-    assert main(["train", *tiny_run("name=first", "model.local_rope_theta=5000")]) == 0
+    """For a run, a checkpoint of its first phase, an export; the banner says so. Later the run keeps those it began
+    with."""
+    begun = tiny_run("name=first", "model.local_rope_theta=5000", "model.attention_out_dropout=0.3")
+    cli("train", *begun)
+    cli("export", *begun, "--out", tmp_path / "hf")
     first = tmp_path / "runs/first"
-    assert main(["export", *tiny_run("name=first", "model.local_rope_theta=5000"), "--out", str(tmp_path / "hf")]) == 0
     (early,) = first.glob("checkpoints/step-00000010")
-    found = {
-        name: bases(tiny_run(f"weights.init_from={name}", "name=next")) for name in (first, early, tmp_path / "hf")
-    }
-    assert found == {first: (160_000, 5_000), early: (10_000, 5_000), tmp_path / "hf": (160_000, 5_000)}
 
-    continued = tiny_run("name=next", f"weights.init_from={tmp_path / 'hf'}", "phases.long=null")
-    given = [*continued, "model.global_rope_theta=20_000"]
-    assert bases(given) == (20_000, 5_000)
-    assert bases([*continued, "phases.short.model.global_rope_theta=30_000"]) == (30_000, 5_000), "the phase's value"
+    def following(name: Path, *overrides: str) -> list[str]:
+        words = tiny_run(f"weights.init_from={name}", "name=next", *overrides)
+        file = Path(words[0])
+        file.write_text(file.read_text().replace("  attention_out_dropout: 0.0\n", ""))
+        return words
 
-    capsys.readouterr()
-    assert main(["train", *continued]) == 0
-    assert "RoPE base" not in capsys.readouterr().out, "no difference to report"
-    assert main(["train", *given, "name=given"]) == 0
-    assert "global RoPE base 160,000 there, 20,000 here" in capsys.readouterr().out
+    found = {name: settings(following(name)) for name in (first, early, tmp_path / "hf")}
+    late = (160_000, 5_000, 0.3)
+    assert found == {first: late, early: (10_000, 5_000, 0.3), tmp_path / "hf": late}
+
+    continued = following(tmp_path / "hf", "phases.long=null")
+    given = [*continued, "model.global_rope_theta=20_000", "model.attention_out_dropout=0"]
+    assert settings(given) == (20_000, 5_000, 0)
+    of_phase = [*continued, "phases.short.model.global_rope_theta=30_000"]
+    assert settings(of_phase) == (30_000, 5_000, 0.3), "the phase's value"
+
+    said = cli("train", *continued).out
+    assert "RoPE base" not in said and "attention_out_dropout 0.3, as there" in said, "no difference to report"
+    said = cli("train", *given, "name=given").out
+    assert "global RoPE base 160,000 there, 20,000 here" in said and "attention_out_dropout 0.3 there, 0 here" in said
     shutil.rmtree(tmp_path / "hf")
     assert main(["train", *continued]) == 0, "the run keeps the values it began with"
     assert len(records(tmp_path / "runs/next")) > 5
@@ -51,52 +59,29 @@ def test_rope_bases_come_from_the_model_unless_they_are_given(
 
 @pytest.mark.runs
 def test_scaled_positions_come_from_the_model_unless_the_run_scales(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
+    tiny_run: TinyRun, tmp_path: Path, cli: Cli
 ) -> None:
     """A phase may change the scaling; the run after it begins with the same, or with all of its own."""
     yarn = (
         "phases.long.model={global_rope_theta: 160_000, rope_scaling: yarn, rope_factor: 2, rope_original_tokens: 64}"
     )
-    assert main(["train", *tiny_run("name=first", yarn)]) == 0
-    assert main(["export", *tiny_run("name=first", yarn), "--out", str(tmp_path / "hf")]) == 0
+    cli("train", *tiny_run("name=first", yarn))
+    cli("export", *tiny_run("name=first", yarn), "--out", tmp_path / "hf")
     for name in (tmp_path / "runs/first", tmp_path / "hf"):
         words = tiny_run(f"weights.init_from={name}", "name=next", "phases.long=null")
         model = read_run(words).modernbert
         assert (model.rope_scaling, model.rope_factor, model.rope_original_tokens) == ("yarn", 2, 64)
         plain = read_run([*words, "model.rope_scaling=none"]).modernbert
         assert (plain.rope_scaling, plain.rope_factor, plain.global_rope_theta) == ("none", 1, 160_000)
-    capsys.readouterr()
-    assert main(["train", *words, "model.rope_scaling=none"]) == 0
-    assert "global RoPE base 160,000, yarn by 2 there, 160,000 here" in capsys.readouterr().out
+    assert (
+        "global RoPE base 160,000, yarn by 2 there, 160,000 here" in cli("train", *words, "model.rope_scaling=none").out
+    )
     assert "160,000, yarn by 2" in (tmp_path / "hf/README.md").read_text(), "the card's table of phases"
 
 
-@pytest.mark.runs
-def test_dropout_comes_from_the_model_unless_it_is_given(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
-) -> None:
-    """Continuing from a folder or from its run is the same; the banner shows the dropout."""
-    begun = tiny_run("name=first", "model.attention_out_dropout=0.3", "phases.long=null")
-    assert main(["train", *begun]) == 0
-    assert main(["export", *begun, "--out", str(tmp_path / "hf")]) == 0
-    for name in (tmp_path / "runs/first", tmp_path / "hf"):
-        words = tiny_run(f"weights.init_from={name}", "name=next", "phases.long=null")
-        file = Path(words[0])
-        file.write_text(file.read_text().replace("  attention_out_dropout: 0.0\n", ""))
-        assert read_run(words).modernbert.attention_out_dropout == 0.3
-    capsys.readouterr()
-    assert main(["train", *words]) == 0
-    assert "attention_out_dropout 0.3, as there" in capsys.readouterr().out
-    assert main(["train", *words, "name=own", "model.attention_out_dropout=0"]) == 0
-    assert "attention_out_dropout 0.3 there, 0 here" in capsys.readouterr().out
-
-
-def test_a_model_that_is_not_there_is_reported_by_who_reads_it(
-    tiny_run: TinyRun, tmp_path: Path, capsys: pytest.CaptureFixture[Any]
-) -> None:
+def test_a_model_that_is_not_there_is_reported_by_who_reads_it(tiny_run: TinyRun, tmp_path: Path, cli: Cli) -> None:
     """A misspelt name must not be taken for a model without bases."""
-    assert main(["check", *tiny_run(f"weights.init_from={tmp_path}/none")]) != 0
-    assert "none" in capsys.readouterr().err
+    assert "none" in cli("check", *tiny_run(f"weights.init_from={tmp_path}/none"), code=65).err
 
 
 def test_a_llama_takes_the_base_and_the_scaling_of_its_folder(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,21 +16,14 @@ from torch import Tensor
 
 from data_prep.make_tokenizer import encode_documents
 from modernbert_train.__main__ import main, read_run
-from modernbert_train.config.schema import (
-    AlbertConfig,
-    BertConfig,
-    DebertaConfig,
-    DistilBertConfig,
-    LlamaConfig,
-    ModelConfig,
-    ModernBertConfig,
-    XLNetConfig,
-)
+from modernbert_train.config.schema import ModelConfig
 from modernbert_train.models.build import build_model
 from modernbert_train.models.init import initialize
 from modernbert_train.weights.formats.tensors import EMBEDDING
 from modernbert_train.weights.source import Origin, Source
 from modernbert_train.weights.token_rows import TokenRows, token_rows
+from tests.support.encoders import ENCODERS, LLAMAS
+from tests.support.front_door import Cli
 from tests.support.make_shards import make_shards, make_texts, make_tokenizer
 from tests.support.runs import launch, records, weights
 from tests.support.tiny_run import TINY_YAML, TinyRun
@@ -99,7 +91,7 @@ def first_losses(folder: Path) -> tuple[float, float]:
 @pytest.mark.runs
 @pytest.mark.timeout(280)
 def test_the_first_loss_is_far_below_that_of_drawn_rows(
-    made: Path, extended: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    made: Path, extended: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     """Two runs on text with a third of new tokens: rows from their pieces, and random rows."""
     taken_over = TokenRows.of
@@ -112,8 +104,7 @@ def test_the_first_loss_is_far_below_that_of_drawn_rows(
         return found
 
     monkeypatch.setattr(TokenRows, "of", drawn)
-    assert main(go_on(made, "drawn", "weights.vocabulary=replace", general(made))) == 0
-    said = capsys.readouterr().out
+    said = cli(*go_on(made, "drawn", "weights.vocabulary=replace", general(made))).out
     assert first_losses(extended)[0] < first_losses(made / "runs/drawn")[0] - 0.4
     assert "weights.vocabulary=replace: of 448 rows 320 are kept, 128 are the mean of" in said
     start = records(extended, "start")[0]
@@ -147,19 +138,17 @@ def test_measuring_first_changes_nothing(made: Path, extended: Path) -> None:
 
 
 @pytest.mark.runs
-def test_a_run_that_resumes_has_its_rows_already(
-    made: Path, extended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_resumes_has_its_rows_already(made: Path, extended: Path, tmp_path: Path, cli: Cli) -> None:
     """The rows are converted once; later the original weights are not needed."""
     shutil.copytree(made, tmp_path / "made", ignore=lambda _, names: [n for n in names if n in ("first", "few")])
     folder = tmp_path / "made/runs/extend"
     expected = {name: tensor.clone() for name, tensor in weights(folder).items()}
     shutil.rmtree(max((folder / "checkpoints").iterdir()))
     again = go_on(made, "extend", "weights.vocabulary=extend", "checkpoint.interval_steps=2", general(made))
-    assert main([*again, f"runs_folder={tmp_path}/made/runs"]) == 0
+    said = cli(*again, f"runs_folder={tmp_path}/made/runs").out
     found = weights(folder)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert "measured on" in capsys.readouterr().out and len(records(folder, "start")) == 1
+    assert "measured on" in said and len(records(folder, "start")) == 1
 
 
 @pytest.mark.runs
@@ -182,39 +171,30 @@ def test_an_export_has_the_new_vocabulary(extended: Path, tmp_path: Path) -> Non
     ],
 )
 def test_another_vocabulary_is_refused_unless_requested(
-    made: Path, extended: Path, capsys: pytest.CaptureFixture[str], of: str, to: str, vocabulary: str, message: str
+    made: Path, extended: Path, cli: Cli, of: str, to: str, vocabulary: str, message: str
 ) -> None:
     """By `check`, before loading anything, with the key that would accept it."""
     name = {"few": "first", "many": "extend"}[of]
     start = (f"weights.init_from={made}/runs/{name}", f"weights.vocabulary={vocabulary}", "name=refused")
-    assert main(["check", *words(made, to, *start)]) == 78
-    assert message in capsys.readouterr().err
+    assert message in cli("check", *words(made, to, *start), code=78).err
     assert not (made / "runs/refused").exists()
 
 
 @pytest.mark.runs
-def test_rows_of_another_number_name_the_key(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_of_another_number_name_the_key(made: Path, cli: Cli) -> None:
     """The same tokenizer, and a table with other padding; with the key the run is checked and reports the effect."""
     rows = (f"weights.init_from={made}/runs/first", "name=padded", "model.vocab_size=384")
-    assert main(["train", *words(made, "few"), *rows]) == 78
-    assert "model.vocab_size=384 here, 320 there" in (said := capsys.readouterr().err)
+    assert "model.vocab_size=384 here, 320 there" in (said := cli("train", *words(made, "few"), *rows, code=78).err)
     assert "weights.vocabulary=extend or replace" in said
-    assert main(["check", *words(made, "few"), *rows, "weights.vocabulary=extend"]) == 0
-    said = capsys.readouterr().out
+    said = cli("check", *words(made, "few"), *rows, "weights.vocabulary=extend").out
     assert "of 384 rows 320 are kept, 0 are the mean of old ones, 64 the mean of all" in said
     assert "0.0%" in said and "shorter by" in said
 
 
-SHAPE = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48, "init_std": 0.3}
-ARCHITECTURES: dict[str, Callable[[int], ModelConfig]] = {
-    "modernbert": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
-    "bert": lambda rows: BertConfig(vocab_size=rows, max_positions=64, **SHAPE),
-    "distilbert": lambda rows: DistilBertConfig(vocab_size=rows, max_positions=64, **SHAPE),
-    "albert": lambda rows: AlbertConfig(vocab_size=rows, max_positions=64, embedding_size=16, **SHAPE),
-    "xlnet": lambda rows: XLNetConfig(vocab_size=rows, **SHAPE),
-    "deberta": lambda rows: DebertaConfig(vocab_size=rows, **SHAPE),
-    "llama": lambda rows: LlamaConfig(vocab_size=rows, tied=False, **SHAPE),
-    "replaced": lambda rows: ModernBertConfig(vocab_size=rows, **SHAPE),
+ARCHITECTURES: dict[str, ModelConfig] = {
+    **{name: ENCODERS[name] for name in ("modernbert", "bert", "distilbert", "albert", "xlnet", "deberta")},
+    "llama": LLAMAS["untied"],
+    "replaced": ENCODERS["modernbert"],
 }
 
 
@@ -229,12 +209,12 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> TokenRows:
 def test_every_architecture_gets_its_rows(rows: TokenRows, tmp_path: Path, tiny_run: TinyRun, name: str) -> None:
     """Embedding and bias get new rows, so does an untied decoder; everything else is unchanged."""
     config = read_run(tiny_run("objective={name: rtd, sharing: gdes}" if name == "replaced" else "seed=1"))
-    old, new = (replace(config, model=ARCHITECTURES[name](size)) for size in SIZES.values())
+    old, new = (replace(config, model=replace(ARCHITECTURES[name], vocab_size=size)) for size in SIZES.values())
     there, here = (build_model(each.model, each.objective, each.compute) for each in (old, new))
     initialize(there, old.model, seed=3)
     weights = {key: tensor for key, tensor in there.state_dict().items() if not key.startswith("generator.")}
     if name == "replaced":  # the model without its generator
-        weights["model.embeddings.tok_embeddings.weight"] = torch.randn(320, 32)
+        weights["model.embeddings.tok_embeddings.weight"] = torch.randn(320, 64)
         weights.pop("model.embeddings.tok_embeddings.delta.weight")
 
     class Held(Source):

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 from modernbert_train.__main__ import main
 from modernbert_train.weights import push
+from tests.support.front_door import Cli
 from tests.support.hub_stand_in import StandIn, running
 from tests.support.tiny_run import TINY_YAML
 
@@ -42,11 +43,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 @pytest.mark.runs
 def test_every_checkpoint_becomes_a_revision_step_0_included_and_the_newest_is_main(
-    trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    trained: Path, hub: StandIn, cli: Cli, tmp_path: Path
 ) -> None:
     words = ["push", str(trained), "me/tiny", "--every-checkpoint", "--private", "--licence", "mit"]
-    assert main(words) == 0, capsys.readouterr().err
-    assert capsys.readouterr().out.splitlines()[-1] == f"{hub.address}/me/tiny" and hub.private == {"me/tiny": True}
+    assert cli(*words).out.splitlines()[-1] == f"{hub.address}/me/tiny" and hub.private == {"me/tiny": True}
     names = sorted(path.name for path in (trained / "checkpoints").glob("step-*"))
     assert len(names) == 2 and hub.commits == ["step-00000000", *names, "main"]
     model = hub.models["me/tiny"]
@@ -62,8 +62,7 @@ def test_every_checkpoint_becomes_a_revision_step_0_included_and_the_newest_is_m
     assert 'license: "mit"' in card and "Trained by modernbert-train" in card and str(trained.parent) not in card
     assert "0 tokens of 2,100 planned, in 0 steps" in model["step-00000000"]["README.md"].decode()
 
-    assert main(words) == 0  # only main, whose card may have changed
-    told = capsys.readouterr().out
+    told = cli(*words).out  # only main, whose card may have changed
     assert hub.commits[4:] == ["main"] and told.count("there already") == 3
     del model[names[0]]
     assert main(words) == 0 and hub.commits[5:] == [names[0], "main"]
@@ -72,7 +71,7 @@ def test_every_checkpoint_becomes_a_revision_step_0_included_and_the_newest_is_m
 @pytest.mark.runs
 @pytest.mark.parametrize("every", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_damaged_newest_checkpoint_is_not_published(
-    trained: Path, hub: StandIn, every: bool, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    trained: Path, hub: StandIn, every: bool, cli: Cli, tmp_path: Path
 ) -> None:
     run = tmp_path / "tiny"
     shutil.copytree(trained, run)
@@ -81,63 +80,53 @@ def test_a_damaged_newest_checkpoint_is_not_published(
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    assert main(["push", str(run), "me/tiny", *(["--every-checkpoint"] if every else [])]) == 0
-    told = capsys.readouterr()
+    told = cli("push", run, "me/tiny", *(["--every-checkpoint"] if every else []))
     assert "passed over" in told.out + told.err and newest.name in told.out + told.err
     assert hub.commits == (["step-00000000", before.name, "main"] if every else ["main"])
     assert json.loads(hub.models["me/tiny"]["main"]["checkpoint.json"])["checkpoint"] == before.name
 
 
 @pytest.mark.runs
-def test_a_hub_that_fails_halfway_is_resumed(trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_that_fails_halfway_is_resumed(trained: Path, hub: StandIn, cli: Cli) -> None:
     hub.fails_after = 2
     words = ["push", str(trained), "me/tiny", "--every-checkpoint"]
-    assert main(words) == 74
-    assert "the hub failed (500" in capsys.readouterr().err
+    assert "the hub failed (500" in cli(*words, code=74).err
     hub.fails_after = None
-    assert main(words) == 0
+    cli(*words)
     assert len(hub.commits) == 4, "existing files are not sent again"
 
 
 @pytest.mark.runs
 def test_what_a_user_has_to_mend_is_reported(
-    trained: Path, hub: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    trained: Path, hub: StandIn, monkeypatch: pytest.MonkeyPatch, cli: Cli, tmp_path: Path
 ) -> None:
     for wrong in ("tiny", "me/../tiny", "me/tiny/more", "me/ti ny", "https://huggingface.co/me/tiny"):
-        assert main(["push", str(trained), wrong]) == 78
-        assert "not an id of the hub. Write it as owner/model" in capsys.readouterr().err
-    assert main(["push", str(tmp_path), "me/tiny"]) == 78
-    assert "not the folder of a run" in capsys.readouterr().err
+        assert "not an id of the hub. Write it as owner/model" in cli("push", trained, wrong, code=78).err
+    assert "not the folder of a run" in cli("push", tmp_path, "me/tiny", code=78).err
     hub.refuses = 403
-    assert main(["push", str(trained), "me/tiny"]) == 78
-    assert "the hub refuses (403" in capsys.readouterr().err
+    assert "the hub refuses (403" in cli("push", trained, "me/tiny", code=78).err
     monkeypatch.setattr(push, "get_token", lambda: None)
-    assert main(["push", str(trained), "me/tiny"]) == 78
-    assert "not logged in" in capsys.readouterr().err
+    assert "not logged in" in cli("push", trained, "me/tiny", code=78).err
     assert hub.models == {}
 
 
 @pytest.mark.runs
 def test_without_a_network_the_command_says_so(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Path, hub: StandIn, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setattr(push, "HfApi", partial(push.HfApi, endpoint="http://127.0.0.1:9"))
-    monkeypatch.setattr(push, "get_token", lambda: "hf_none")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    assert main(["push", str(trained), "me/tiny"]) == 74
-    assert "the hub cannot be reached" in capsys.readouterr().err
+    assert "the hub cannot be reached" in cli("push", trained, "me/tiny", code=74).err
 
 
 @pytest.mark.runs
 @pytest.mark.parametrize("every", [False, True])
 def test_a_dry_run_lists_what_would_be_sent_and_calls_nobody(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every: bool
+    trained: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli, every: bool
 ) -> None:
     """Without a login and without a network; it lists exactly the files of a real upload."""
     monkeypatch.setattr(push, "HfApi", partial(push.HfApi, endpoint="http://127.0.0.1:9"))
     monkeypatch.setattr(push, "get_token", lambda: None)
-    assert main(["push", str(trained), "me/tiny", "--dry-run", "--private", *["--every-checkpoint"] * every]) == 0
-    listed = capsys.readouterr().out
+    listed = cli("push", trained, "me/tiny", "--dry-run", "--private", *["--every-checkpoint"] * every).out
     assert listed.startswith("would make me/tiny, private, unless it is there\n")
     names = sorted(path.name for path in (trained / "checkpoints").glob("step-*"))
     revisions = re.findall(r"^would send to revision (\S+) \(", listed, re.MULTILINE)
@@ -157,7 +146,7 @@ def test_a_lost_connection_is_known_by_whichever_library_the_hub_was_built_on() 
 
 @pytest.mark.runs
 def test_first_weights_from_a_model_that_is_gone_are_left_out_with_a_warning(
-    trained: Path, hub: StandIn, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    trained: Path, hub: StandIn, cli: Cli, tmp_path: Path
 ) -> None:
     """Otherwise a revision would claim wrong initial weights."""
     copy = Path(shutil.copytree(trained, tmp_path / "tiny"))
@@ -169,8 +158,9 @@ def test_first_weights_from_a_model_that_is_gone_are_left_out_with_a_warning(
     )
     begun.write_text(text.replace("name: tiny", "name: second"), encoding="utf-8")
     more = ["phases.short.tokens=1000", "phases.long.tokens=1100", f"weights.init_from={copy}"]
-    assert main(["train", str(begun), *more]) == 0
+    cli("train", begun, *more)
     shutil.rmtree(copy)
-    capsys.readouterr()
-    assert main(["push", str(tmp_path / "second"), "me/second", "--every-checkpoint"]) == 0
-    assert "warning: no revision step-00000000" in capsys.readouterr().err and "step-00000000" not in hub.commits
+    assert (
+        "warning: no revision step-00000000" in cli("push", tmp_path / "second", "me/second", "--every-checkpoint").err
+        and "step-00000000" not in hub.commits
+    )

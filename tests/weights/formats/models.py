@@ -8,47 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from modernbert_train.config.objective import Order
-from modernbert_train.config.schema import (
-    AlbertConfig,
-    BertConfig,
-    DebertaConfig,
-    MaskedLmConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    SentenceOrderConfig,
-    XLNetConfig,
-)
+from modernbert_train.config.schema import MaskedLmConfig, ModelConfig, ObjectiveConfig, SentenceOrderConfig
 from modernbert_train.models.build import build_model
-from modernbert_train.models.init import initialize
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import export_format
 from modernbert_train.weights.formats.tensors import to_hf
+from tests.support.encoders import (
+    ALBERT,
+    BERT,
+    DEBERTA,
+    DEBERTA_NARROW,
+    DEBERTA_V1,
+    ROBERTA,
+    VOCABULARY,
+    XLNET,
+    fill,
+)  # fmt: skip
 
-VOCABULARY = Vocabulary(64, cls_id=2, sep_id=3, pad_id=1, mask_id=4, ordinary=np.arange(5, 64), sha256="")
 LONGEST = 40
-TOKENS, PAIRS = ("model", "head", "decoder"), ("model", "head", "decoder", "pair_head")
-
-BERT = BertConfig(
-    vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=40, init_std=0.1
-)
-ROBERTA = replace(BERT, segments=1, position_offset=2, norm_eps=1e-5, dropout=0.2)
-ALBERT = AlbertConfig(
-    vocab_size=64, embedding_size=16, hidden_size=32, num_layers=4, num_heads=2, intermediate_size=48,
-    max_positions=40, init_std=0.1,
-)  # fmt: skip
-XLNET = XLNetConfig(
-    vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, init_std=0.1, dropout=0.2
-)
-DEBERTA = DebertaConfig(
-    vocab_size=64, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, max_positions=40, buckets=8,
-    max_distance=16, dropout=0.2,
-)  # fmt: skip
+TOKENS = ("model", "head", "decoder")
 
 # architectures that a config.json can describe
 SAID: dict[str, ModelConfig] = {
@@ -59,8 +42,8 @@ SAID: dict[str, ModelConfig] = {
     "albert, none": replace(ALBERT, sharing="none"),
     "xlnet": XLNET,
     "deberta": DEBERTA,
-    "deberta v1": replace(DEBERTA, version="v1", buckets=16),
-    "deberta, narrow": replace(DEBERTA, embedding_size=16, activation="gelu_tanh", convolution=3),
+    "deberta v1": DEBERTA_V1,
+    "deberta, narrow": DEBERTA_NARROW,
 }
 # properties that only the weights show, with the config.json
 UNSAID: dict[str, ModelConfig] = {
@@ -74,18 +57,10 @@ WEIRD: list[Any] = [
 ]  # fmt: skip
 
 
-def randomized(model: Any) -> Any:
-    """Return the model with random weights, all different, biases too."""
-    initialize(model, model.config, seed=1)
-    generator = torch.Generator().manual_seed(2)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
-    return model.eval()
-
-
 def weights_of(config: ModelConfig, objective: ObjectiveConfig | None = None) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = randomized(build_model(config, objective or MaskedLmConfig())).state_dict()
-    return found
+    model = build_model(config, objective or MaskedLmConfig())
+    fill(model, config)
+    return model.state_dict()  # type: ignore[no-any-return]
 
 
 def weights_with_pairs(config: ModelConfig) -> dict[str, Tensor]:

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.batches import lay_out
-from modernbert_train.__main__ import main
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import (
     AlbertConfig,
@@ -32,17 +31,15 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.errors import DataError
 from modernbert_train.models.build import build_model
+from modernbert_train.plan import parameters as planned
 from modernbert_train.weights.formats import export_format, read, read_folder
 from modernbert_train.weights.formats.tensors import from_hf
 from modernbert_train.weights.hf_folder import load_weights
-from tests.support.encoders import ENCODERS, ESM, LLAMAS, MODERNBERT
+from tests.support.encoders import ALBERT, BERT, ENCODERS, ESM, LLAMAS, MODERNBERT, ROBERTA, XLNET, ids
+from tests.support.front_door import Cli
 from tests.weights.formats.models import (
-    ALBERT,
-    BERT,
-    ROBERTA,
     SAID,
     UNSAID,
-    XLNET,
     assert_equal,
     describe,
     stored,
@@ -65,7 +62,11 @@ CASES: dict[str, tuple[ModelConfig, Order]] = {
     "esm": (ESM, "all"),
     "esm, plain": (replace(ESM, token_dropout=False, rope_theta=500.0), "all"),
 }
-GROUP_0, GROUP_1 = (f"albert.encoder.albert_layer_groups.{group}.albert_layers.0." for group in range(2))
+GROUP_1 = "albert.encoder.albert_layer_groups.1.albert_layers.0."
+QUERY, LAYER_3 = "bert.encoder.layer.0.attention.self.query.weight", "bert.encoder.layer.3.output.dense.bias"
+BIAS, DECODER_BIAS = "cls.predictions.bias", "cls.predictions.decoder.bias"
+POSITIONS = "deberta.embeddings.position_embeddings.weight"
+DECODERS = {"bert": "cls.predictions.decoder.weight", "albert": "predictions.decoder.weight", "xlnet": "lm_loss.weight"}
 BOUNDARIES = [0, 3, 40]  # the second is longer than local layers see
 
 
@@ -91,7 +92,7 @@ def test_transformers_loads_the_export_computes_the_same_and_gives_it_back(name:
     encoder = transformers.AutoModel.from_pretrained(folder, **no_pooler).eval()
     model: Any = build_model(config, MaskedLmConfig(), ComputeConfig(attention="sdpa"))
     model.load_state_dict(weights, strict=True)
-    ids_T = torch.randint(5, 64, (40,), generator=torch.Generator().manual_seed(0))
+    ids_T = ids(40)
     with torch.no_grad():
         packed = lay_out(ids_T, BOUNDARIES, order="causal" if order == "causal" else "all")
         hidden_TD = model.eval().encode(packed)
@@ -121,6 +122,7 @@ NARROW = SIZES | {"embedding_size": 16}
     [
         ("BertForPreTraining", SIZES),
         ("RobertaForMaskedLM", SIZES),
+        ("XLMRobertaForMaskedLM", SIZES),
         ("AlbertForMaskedLM", NARROW),
         ("AlbertForMaskedLM", NARROW | {"num_hidden_groups": 2}),
         ("AlbertForMaskedLM", NARROW | {"inner_group_num": 3}),
@@ -145,7 +147,7 @@ def test_what_transformers_saves_comes_back_from_us_bit_by_bit(
     assert ("pair_head" in modules) is kind.endswith("PreTraining")
     written = describe(config, order, modules)
     assert {key: written[key] for key in settings} == {key: raw[key] for key in settings}
-    assert written["architectures"] == [kind]
+    assert written["architectures"] == [kind.removeprefix("XLM")], "an XLM-RoBERTa is the RoBERTa that it is"
     alone = {name: tensor for name, tensor in weights.items() if not name.startswith("pair_head")}
     build_model(config, PermutationLmConfig()).load_state_dict(alone, strict=True)
     # an incomplete head is ignored: a masked-LM model may be stored with a pooler that it does not use
@@ -153,67 +155,54 @@ def test_what_transformers_saves_comes_back_from_us_bit_by_bit(
     assert_equal(read_tensors(half, config), alone)
 
 
-@pytest.mark.parametrize(
-    ("config", "start", "head"), [(BERT, "bert", "cls.predictions"), (ALBERT, "albert", "predictions")]
-)
-def test_old_files_are_read(config: ModelConfig, start: str, head: str) -> None:
-    """TensorFlow's names of norms, buffers as tensors, a duplicate decoder, pooler and pair head."""
-    weights = weights_with_pairs(config)
-    today = stored(config, weights)
-    names = (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")) if start == "bert" else ()
-    old = dict(today)
-    for new, before in names:
-        old = {name.replace(new, before): tensor for name, tensor in old.items()}
-    old[f"{start}.embeddings.position_ids"] = torch.arange(40)
-    old[f"{head}.decoder.weight"] = today[f"{start}.embeddings.word_embeddings.weight"]
-    old[f"{head}.decoder.bias"] = old.pop(f"{head}.bias")
-    assert_equal(read_tensors(old, config), weights)
+OLD_NORMS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+OF_DEBERTA = {
+    "cls.predictions.transform.": "lm_predictions.lm_head.", "cls.predictions.bias": "lm_predictions.lm_head.bias"
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("config", "changes", "message"),
+    ("config", "renamed", "added"),
     [
-        (BERT, {"cls.predictions.bias": None}, r"1 of 42 tensors are missing, the first is cls\.predictions\.bias"),
-        (
-            BERT,
-            {"bert.encoder.layer.2.output.dense.bias": torch.ones(32)},
-            r"unknown, the first is bert\.encoder\.layer\.2",
-        ),
-        (
-            BERT,
-            {"bert.encoder.layer.0.attention.self.query.weight": torch.ones(16, 32)},
-            r"self\.query\.weight has the shape \(16, 32\) and not \(32, 32\)",
-        ),
-        (
-            BERT,
-            {"cls.predictions.bias": torch.ones(64, dtype=torch.int64)},
-            r"cls\.predictions\.bias is of type torch\.int64",
-        ),
-        (
-            BERT,
-            {"cls.predictions.decoder.weight": torch.ones(64, 32)},
-            r"decoder\.weight is not tied to bert\.embeddings",
-        ),
-        (
-            BERT,
-            {"cls.predictions.decoder.bias": torch.ones(64)},
-            r"decoder\.bias is not tied to cls\.predictions\.bias",
-        ),
-        (ALBERT, {GROUP_1 + "ffn.bias": torch.ones(48)}, r"unknown, the first is albert\.encoder\.albert_layer_gr"),
-        (
-            ALBERT,
-            {"predictions.decoder.weight": torch.ones(64, 16)},
-            r"decoder\.weight is not tied to albert\.embeddings",
-        ),
-        (XLNET, {"transformer.mask_emb": torch.ones(1, 32)}, r"mask_emb has the shape \(1, 32\) and not \(1, 1, 32\)"),
-        (XLNET, {"lm_loss.weight": torch.ones(64, 32)}, r"lm_loss\.weight is not tied"),
+        (BERT, OLD_NORMS | {BIAS: DECODER_BIAS}, "bert.embeddings.position_ids"),
+        (ALBERT, {"predictions.bias": "predictions.decoder.bias"}, "albert.embeddings.position_ids"),
+        *((SAID[name], OF_DEBERTA, POSITIONS) for name in ("deberta", "deberta v1", "deberta, narrow")),
+        (XLNET, {}, "transformer.word_embedding.weight"),
+    ],
+    ids=["bert", "albert", "deberta", "deberta v1", "deberta, narrow", "xlnet"],
+)
+def test_old_files_are_read(config: ModelConfig, renamed: dict[str, str], added: str) -> None:
+    """TensorFlow's names of norms, DeBERTa's of the head, a tensor of no effect, a duplicate decoder, and a pair
+    head."""
+    weights = weights_with_pairs(config) if config.model_type in ("bert", "albert") else weights_of(config)
+    found = stored(config, weights)
+    table = next(found[name] for name in found if name.endswith(("word_embeddings.weight", "word_embedding.weight")))
+    for new, old in renamed.items():
+        assert any(new in name for name in found)
+        found = {name.replace(new, old): tensor for name, tensor in found.items()}
+    found |= {added: torch.arange(400) if "ids" in added else torch.ones(400, 48)} if added not in found else {}
+    found |= {DECODERS[config.model_type]: table} if config.model_type in DECODERS else {}
+    assert_equal(read_tensors(found, config), weights)
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "tensor", "message"),
+    [
+        (BERT, BIAS, None, r"1 of 58 tensors are missing, the first is cls\.predictions\.bias"),
+        (BERT, LAYER_3, torch.ones(64), r"unknown, the first is bert\.encoder\.layer\.3"),
+        (BERT, QUERY, torch.ones(32, 64), r"self\.query\.weight has the shape \(32, 64\) and not \(64, 64\)"),
+        (BERT, BIAS, torch.ones(160, dtype=torch.int64), r"cls\.predictions\.bias is of type torch\.int64"),
+        (BERT, DECODERS["bert"], torch.ones(160, 64), r"decoder\.weight is not tied to bert\.embeddings"),
+        (BERT, DECODER_BIAS, torch.ones(160), r"decoder\.bias is not tied to cls\.predictions\.bias"),
+        (ALBERT, GROUP_1 + "ffn.bias", torch.ones(96), r"unknown, the first is albert\.encoder\.albert_layer_gr"),
+        (ALBERT, DECODERS["albert"], torch.ones(160, 24), r"decoder\.weight is not tied to albert\.embeddings"),
+        (XLNET, "transformer.mask_emb", torch.ones(1, 32), r"mask_emb has the shape \(1, 32\) and not \(1, 1, 32\)"),
+        (XLNET, DECODERS["xlnet"], torch.ones(160, 32), r"lm_loss\.weight is not tied"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(
-    config: ModelConfig, changes: dict[str, Tensor | None], message: str
-) -> None:
+def test_tensors_that_do_not_fit_are_named(config: ModelConfig, name: str, tensor: Tensor | None, message: str) -> None:
     """By their names in the file, where the user can look."""
-    found = stored(config, weights_of(config)) | changes
+    found = stored(config, weights_of(config)) | {name: tensor}
     with pytest.raises(DataError, match=f"^weights.bin: .*{message}.*Name weights that fit"):
         read_tensors({name: tensor for name, tensor in found.items() if tensor is not None}, config, "weights.bin")
 
@@ -298,7 +287,7 @@ RELEASED: dict[str, tuple[dict[str, Any], ModelConfig]] = {
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_configs_of_the_released_models_are_read(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_configs_of_the_released_models_are_read(name: str, tmp_path: Path, cli: Cli) -> None:
     """As published, with keys of their time."""
     raw, expected = RELEASED[name]
     said = read(raw, "file")
@@ -307,7 +296,39 @@ def test_configs_of_the_released_models_are_read(name: str, tmp_path: Path, caps
     assert said.order == ("given" if permutes else "all")
     assert said.max_tokens == (1026 if isinstance(expected, EsmConfig) else 512)
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    assert main(["init", "from", str(tmp_path / "config.json")]) == 0
-    ours = yaml.safe_load(capsys.readouterr().out)
+    ours = yaml.safe_load(cli("init", "from", tmp_path / "config.json").out)
     assert type(expected)(**ours["model"]) == expected
     assert ours["objective"] == {"name": "permutation" if permutes else "mlm"}
+
+
+def test_the_configs_of_released_models_are_read() -> None:
+    """Of meta-llama/Llama-3.2-1B, Qwen/Qwen3-0.6B and google/gemma-3-270m, as transformers 4 wrote them."""
+    llama32 = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "head_dim": 64,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192, "max_position_embeddings": 131072,
+        "mlp_bias": False, "num_attention_heads": 32, "num_hidden_layers": 16, "num_key_value_heads": 8,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "tie_word_embeddings": True,
+        "rope_scaling": {
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        },
+        "vocab_size": 128256,
+    }  # fmt: skip
+    found = read(llama32, "config.json")
+    assert planned.count_parameters(found.model).total == 1_235_814_400 and found.order == "causal"
+    qwen3 = {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False, "head_dim": 128,
+        "hidden_act": "silu", "hidden_size": 1024, "intermediate_size": 3072, "max_position_embeddings": 40960,
+        "max_window_layers": 28, "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None,
+        "tie_word_embeddings": True, "use_sliding_window": False, "vocab_size": 151936,
+    }  # fmt: skip
+    assert planned.count_parameters(read(qwen3, "config.json").model).total == 596_049_920
+    gemma3 = {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "_sliding_window_pattern": 6,
+        "attention_bias": False, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640,
+        "intermediate_size": 2048, "num_attention_heads": 4, "num_hidden_layers": 18, "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0, "rope_scaling": None,
+        "rope_theta": 1000000.0, "sliding_window": 512, "use_bidirectional_attention": False, "vocab_size": 262144,
+    }  # fmt: skip
+    assert planned.count_parameters(read(gemma3, "config.json").model).total == 268_098_176

@@ -7,23 +7,25 @@ another value is in test_fields.py.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import DistilBertConfig, EsmConfig, ModelConfig, NeoBertConfig
-from modernbert_train.errors import DataError
+from modernbert_train.errors import ConfigError, DataError
+from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import read
-from tests.support.encoders import LLAMAS
+from tests.support.encoders import ALBERT, BERT, DEBERTA, ESM, LLAMAS, ROBERTA, VOCABULARY, XLNET
 from tests.support.exported import CONFIG as MODERNBERT
-from tests.weights.formats.models import ALBERT, BERT, DEBERTA, ROBERTA, TOKENS, WEIRD, XLNET, describe
+from tests.weights.formats.models import TOKENS, WEIRD, describe
 
 DETECTOR = ("model", "token_head")
 MODELS: dict[str, tuple[ModelConfig, Order, tuple[str, ...]]] = {
     "modernbert": (MODERNBERT, "all", TOKENS),
-    "modernbert's decoder": (MODERNBERT, "causal", TOKENS),
-    "modernbert that detects": (MODERNBERT, "all", DETECTOR),
+    "decoder": (MODERNBERT, "causal", TOKENS),
+    "detector": (MODERNBERT, "all", DETECTOR),
     "bert": (BERT, "all", TOKENS),
     "electra": (BERT, "all", DETECTOR),
     "roberta": (ROBERTA, "all", TOKENS),
@@ -37,6 +39,7 @@ MODELS: dict[str, tuple[ModelConfig, Order, tuple[str, ...]]] = {
     "gemma": (LLAMAS["gemma"], "causal", ("model",)),
 }
 ABSENT = object()
+NO_PAD = replace(VOCABULARY, pad_id=0)
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 
@@ -67,7 +70,7 @@ def test_no_value_of_any_key_ends_in_a_traceback(name: str) -> None:
         ("modernbert", {"model_type": "bert"}, "model_type='bert', architectures="),
         ("modernbert", {"architectures": ["ModernBertForImages"]}, "ModernBertForImages"),
         (
-            "modernbert's decoder",
+            "decoder",
             {"architectures": ["ModernBertDecoderForSequenceClassification"]},
             "only model_type=modernbert-decoder",
         ),
@@ -94,7 +97,7 @@ def test_no_value_of_any_key_ends_in_a_traceback(name: str) -> None:
         ("modernbert", {"global_attn_every_n_layers": 0, "layer_types": ABSENT}, "global_attn_every_n_layers=0"),
         ("modernbert", {"rope_parameters": ABSENT, "local_rope_theta": -1}, "local_rope_theta=-1, not a number above"),
         # values that contradict one another
-        ("bert", {"num_attention_heads": 3}, "hidden_size=32 is not a multiple of num_attention_heads=3"),
+        ("bert", {"num_attention_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
         ("modernbert", {"num_attention_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
         ("albert", {"num_hidden_groups": 3}, "num_hidden_layers=4 is not a multiple of num_hidden_groups=3"),
         ("albert", {"inner_group_num": 999}, "num_hidden_layers=4 times inner_group_num=999 is above 1,000"),
@@ -108,9 +111,9 @@ def test_no_value_of_any_key_ends_in_a_traceback(name: str) -> None:
         ("esm", {"hidden_size": 60}, "rotary embeddings turn pairs"),
         ("neobert", {"num_attention_heads": 256}, r"model\.num_heads=256: heads are 3 wide, and RoPE turns pairs"),
         ("distilbert", {"n_heads": 7}, "n_heads="),
-        ("electra", {"embedding_size": 16}, "embedding_size=16, hidden_size=32; this encoder only knows"),
-        ("modernbert's decoder", {"sliding_window": 5}, "sliding_window=5; with local_attention=8 this encoder only k"),
-        ("modernbert's decoder", {"local_attention": None}, "local_attention=None; this encoder has local layers"),
+        ("electra", {"embedding_size": 16}, "embedding_size=16, hidden_size=64; this encoder only knows"),
+        ("decoder", {"sliding_window": 5}, "sliding_window=5; with local_attention=8 this encoder only k"),
+        ("decoder", {"local_attention": None}, "local_attention=None; this encoder has local layers"),
         ("modernbert", {"layer_types": ["sliding_attention"] * 5}, r"layer_types makes layers \[\] of 5 global"),
         (
             "modernbert",
@@ -134,8 +137,8 @@ def test_no_value_of_any_key_ends_in_a_traceback(name: str) -> None:
             "position_embedding_type='absolute'; this encoder only knows rotary",
         ),
         ("neobert", {"tie_word_embeddings": True}, "tie_word_embeddings=True; this encoder only knows False"),
-        ("modernbert that detects", {"id2label": None}, "id2label=None"),
-        ("modernbert that detects", {"classifier_bias": True}, "classifier_bias=True"),
+        ("detector", {"id2label": None}, "id2label=None"),
+        ("detector", {"classifier_bias": True}, "classifier_bias=True"),
         ("modernbert", {"rope_parameters": LINEAR}, "not an object for each of full_attention and"),
         ("modernbert", {"rope_parameters": {"sliding_attention": LINEAR}}, "local layers are scaled as"),
         ("modernbert", {"rope_parameters": {"full_attention": LINEAR | {"rope_type": "longrope"}}}, "'longrope'"),
@@ -156,3 +159,31 @@ def test_another_architecture_is_refused(name: str, changes: dict[str, Any], mes
     changed = describe(*MODELS[name]) | changes
     with pytest.raises(DataError, match=f"^there: .*{message}"):
         read({key: value for key, value in changed.items() if value is not ABSENT}, "there")
+
+
+class Toy(ModelConfig):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("config", "vocabulary", "message"),
+    [
+        # transformers computes positions from [PAD]: with another one, every position would be another vector
+        (ROBERTA, NO_PAD, r"model\.position_offset=2.*which is 1 in this tokenizer"),
+        # transformers' RobertaLMHead ignores hidden_act: with the other GELU logits were off by 1e-3
+        (replace(ROBERTA, activation="gelu_tanh"), VOCABULARY, r"=gelu_tanh: .* RoBERTa always has the exact GELU"),
+        # [MASK] would be an ordinary token, and an ordinary one would be zero
+        (replace(ESM, mask_id=5), VOCABULARY, r"model\.mask_id=5: the tokenizer's \[MASK\] is 4"),
+        (Toy(name="toy"), VOCABULARY, r"model\.name=toy: transformers lacks such a model"),
+    ],
+)
+def test_what_transformers_would_compute_otherwise_is_not_exported(
+    config: ModelConfig, vocabulary: Vocabulary, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        describe(config, vocabulary=vocabulary)
+
+
+def test_a_roberta_counts_positions_from_its_tokenizers_pad() -> None:
+    written = describe(replace(ROBERTA, position_offset=1), vocabulary=NO_PAD)
+    assert (written["model_type"], written["pad_token_id"], written["max_position_embeddings"]) == ("roberta", 0, 401)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,34 +12,27 @@ import transformers
 import yaml
 from safetensors.torch import load_file, save_file
 
-from modernbert_train.__main__ import main
-from modernbert_train.config.schema import BertConfig, ComputeConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import ComputeConfig, ModelConfig
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.models.build import ENCODERS
-from modernbert_train.models.init import initialize
 from modernbert_train.models.replaced import Discriminator
 from modernbert_train.vocabulary import read_vocabulary
 from modernbert_train.weights.formats import electra, read_folder
 from modernbert_train.weights.hf_folder import export, load_weights
+from tests.support.encoders import BERT, DEBERTA, MODERNBERT, fill
+from tests.support.front_door import Cli
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "intermediate_size": 48
-}  # fmt: skip
-MODELS: dict[str, ModelConfig] = {
-    "modernbert": ModernBertConfig(**SHAPE | {"num_layers": 4}, local_attention=8),
-    "bert": BertConfig(**SHAPE, max_positions=40),
-}
+MODELS: dict[str, ModelConfig] = {"modernbert": MODERNBERT, "bert": BERT, "deberta": DEBERTA}
 NAMED = {"modernbert": "ModernBertForTokenClassification", "bert": "ElectraForPreTraining"}
 
 
 def weights_of(config: ModelConfig) -> dict[str, torch.Tensor]:
     model = Discriminator(ENCODERS[type(config)](config, ComputeConfig()))
-    initialize(model, config, seed=3)
-    model.token_head.classifier.bias.data.fill_(0.3)
-    return {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    fill(model, config)
+    return model.state_dict()
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture
 def written(request: pytest.FixtureRequest, tokenizer_folder: Path, tmp_path: Path) -> tuple[str, Path]:
     folder, config = tmp_path / "hf", MODELS[request.param]
     export(weights_of(config), config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=folder, card="")
@@ -46,6 +40,7 @@ def written(request: pytest.FixtureRequest, tokenizer_folder: Path, tmp_path: Pa
 
 
 @pytest.mark.runs
+@pytest.mark.parametrize("written", NAMED, indirect=True)
 def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> None:
     """From our file and from transformers', including its kind."""
     name, folder = written
@@ -57,23 +52,24 @@ def test_it_comes_back_bit_by_bit(written: tuple[str, Path], tmp_path: Path) -> 
         assert back.keys() == original.keys() and all(torch.equal(back[key], original[key]) for key in original)
 
 
-def test_import_config_continues_to_detect(written: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("written", MODELS, indirect=True)
+def test_import_config_continues_to_detect(written: tuple[str, Path], cli: Cli) -> None:
     """Its generator is unknown, and the output says so."""
     name, folder = written
-    assert main(["init", "from", str(folder / "config.json")]) == 0
-    said = capsys.readouterr()
-    ours = yaml.safe_load(said.out)
-    assert ours["model"]["name"] == name and ours["objective"] == {"name": "rtd"}
-    assert ours["weights"] == {"init_from": str(folder)}
-    assert "config.json does not describe the generator" in said.out + said.err
+    for file in ("config.json", "."):
+        said = cli("init", "from", folder / file)
+        ours = yaml.safe_load(said.out)
+        assert ours["model"]["name"] == name and ours["objective"] == {"name": "rtd"}
+        assert ours["weights"] == {"init_from": str(folder)}
+        assert "config.json does not describe the generator" in said.out + said.err
 
 
 def test_a_generator_comes_back(tmp_path: Path) -> None:
     """transformers' ElectraForMaskedLM is a BERT that predicts tokens."""
     theirs = transformers.ElectraForMaskedLM(
         transformers.ElectraConfig(
-            vocab_size=64, embedding_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-            intermediate_size=48, max_position_embeddings=40,
+            vocab_size=160, embedding_size=64, hidden_size=64, num_hidden_layers=3, num_attention_heads=2,
+            intermediate_size=96, max_position_embeddings=400, hidden_dropout_prob=0.0, initializer_range=0.1,
         )
     )  # fmt: skip
     theirs.save_pretrained(tmp_path)
@@ -84,33 +80,36 @@ def test_a_generator_comes_back(tmp_path: Path) -> None:
     assert {name.partition(".")[0] for name in back} == {"model", "head", "decoder"}
 
 
-def test_a_class_that_is_not_zero_is_another_model(tokenizer_folder: Path, tmp_path: Path) -> None:
+def changed(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    stored = load_file(folder / "model.safetensors")
+    tensor = change(stored.pop(name))
+    save_file(stored | ({} if tensor is None else {name: tensor}), folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("written", ["modernbert"], indirect=True)
+def test_a_class_that_is_not_zero_is_another_model(written: tuple[str, Path]) -> None:
     """A model fine-tuned for two labels would be read without half of its classifier."""
-    config = MODELS["modernbert"]
-    folder = tmp_path / "hf"
-    export(weights_of(config), config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=folder, card="")
-    stored = load_file(folder / "model.safetensors")
-    assert stored["classifier.weight"].shape == (2, 32) and not stored["classifier.weight"][0].any()
-    stored["classifier.weight"][0, 3] = 0.1
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def fine_tuned(weight: torch.Tensor) -> torch.Tensor:
+        assert weight.shape == (2, 64) and not weight[0].any()
+        return weight + 0.1
+
+    changed(written[1], "classifier.weight", fine_tuned)
     with pytest.raises(DataError, match=r"classifier\.weight is not zero in the first row"):
-        load_weights(folder)
+        load_weights(written[1])
 
 
+@pytest.mark.parametrize("written", ["bert"], indirect=True)
 @pytest.mark.parametrize("missing", ["discriminator_predictions.dense.bias", "electra.embeddings.LayerNorm.weight"])
-def test_a_part_of_a_head_is_no_head(missing: str, tokenizer_folder: Path, tmp_path: Path) -> None:
-    config, folder = MODELS["bert"], tmp_path / "hf"
-    export(weights_of(config), config, max_tokens=40, tokenizer_folder=tokenizer_folder, out=folder, card="")
-    stored = load_file(folder / "model.safetensors")
-    del stored[missing]
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+def test_a_part_of_a_head_is_no_head(missing: str, written: tuple[str, Path]) -> None:
+    changed(written[1], missing, lambda _: None)
     with pytest.raises(DataError, match="missing"):
-        load_weights(folder)
+        load_weights(written[1])
 
 
 def test_a_generator_of_another_gelu_is_not_exported(tokenizer_folder: Path) -> None:
     """transformers' would compute something else; its discriminator is unaffected."""
-    config = BertConfig(**SHAPE, activation="gelu_tanh")
+    config = replace(BERT, activation="gelu_tanh")
     vocabulary = read_vocabulary(tokenizer_folder)
     with pytest.raises(ConfigError, match="Export only the discriminator"):
         electra.generator_format(config, None)
