@@ -17,10 +17,11 @@ import pytest
 from modernbert_train.checkpoints.replica import Replica
 from modernbert_train.config.schema import RunConfig
 from tests.support.runs import finish, records, start
-from tests.support.s3 import BUCKET, Store, wait_for
+from tests.support.s3 import BUCKET, Store
 from tests.support.small_checkpoint import CONFIG, write
 from tests.support.store import server, store  # noqa: F401
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import until
 
 pytest.importorskip("s3fs", reason="needs s3fs, which the pinned environment has")
 pytestmark = [pytest.mark.timeout(120), pytest.mark.runs]
@@ -42,9 +43,9 @@ def test_a_killed_copier_is_started_again(store: Store, tmp_path: Path) -> None:
     config, said = config_in(tmp_path, "killed"), list[str]()
     with Replica(config.checkpoint, Path(config.folder), said.append) as home:
         home.start()
-        assert wait_for(lambda: bool(copiers()))
+        until(lambda: bool(copiers()))
         os.kill(copiers()[0], signal.SIGKILL)
-        assert wait_for(lambda: any("started again" in line for line in said)), said
+        until(lambda: any("started again" in line for line in said))
         write(Path(config.folder) / "checkpoints", 5)
     assert any("is in s3://" in line for line in said), said
 
@@ -57,9 +58,9 @@ def test_a_store_that_hangs_is_reported_and_used_again_once_it_answers(store: St
     with Replica(config.checkpoint, Path(config.folder), said.append) as home:
         home.start()
         write(Path(config.folder) / "checkpoints", 5)
-        assert wait_for(lambda: any("not being copied" in line for line in said), 120), said
+        until(lambda: any("not being copied" in line for line in said), 120)
         store.fault = None
-        assert wait_for(lambda: any("is in s3://" in line for line in said), 120), said
+        until(lambda: any("is in s3://" in line for line in said), 120)
     assert "checkpoints are copied again" in said
 
 
@@ -82,7 +83,7 @@ def test_a_run_whose_folder_is_lost_equals_one_that_never_stopped(
     assert code == 0, output
     words, folder = tiny_run(*common, "name=lost"), tmp_path / "runs/lost"
     process = start(words)
-    assert wait_for(lambda: (folder / "metrics.jsonl").exists() and len(records(folder)) >= 3, 100)
+    until(lambda: (folder / "metrics.jsonl").exists() and len(records(folder)) >= 3, 100)
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=100)
     assert process.returncode == 75, output

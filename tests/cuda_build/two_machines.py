@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from modernbert_train.distributed.launched import BLAMED
 from tests.cuda_build.front_door import Machine
 from tests.support.paths import ROOT
+from tests.support.waiting import free_port
 
 GPUS = 2  # in each machine
 _INSIDE = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -117,10 +117,7 @@ class Pair:
 def started(machine: Machine, words: Sequence[str], fault: str = "", fault_seconds: float = 1) -> Iterator[Pair]:
     """Start both launchers of a run, and end them with the context."""
     (machine.folder / "nccl").unlink(missing_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    pair = Pair(machine, [])
+    pair, rendezvous = Pair(machine, []), f"127.0.0.1:{free_port()}"
     for node in range(2):
         gpus = ",".join(map(str, range(GPUS * node, GPUS * (node + 1))))
         settings = machine.environment(gpus) | {
@@ -130,7 +127,7 @@ def started(machine: Machine, words: Sequence[str], fault: str = "", fault_secon
             "NULL_FAULT_SECONDS": str(fault_seconds),
             BLAMED: str(machine.folder / f"blamed-{node}"),
         }
-        place = ["--nodes", "2", "--ranks", str(GPUS), "--node-rank", str(node), "--rendezvous", f"127.0.0.1:{port}"]
+        place = ["--nodes", "2", "--ranks", str(GPUS), "--node-rank", str(node), "--rendezvous", rendezvous]
         # torch's agent identifies machines by address and process id, and both have this machine's address
         begin = 'hostname node-$0; for other in $(seq $0); do /bin/true; done; "$@"; exit $?'
         command = ["sh", "-c", begin, str(node), sys.executable, "launch/run.py"]

@@ -25,9 +25,9 @@ from modernbert_train.errors import DataError, RunError
 from tests.support import forked
 from tests.support.make_shards import make_documents, make_shards
 from tests.support.paths import ROOT
-from tests.support.s3 import wait_for
 from tests.support.tiny_run import TinyRun
 from tests.support.unwatched_ranks import run_ranks
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.runs, pytest.mark.timeout(200)]  # a busy machine takes long to import torch
 
@@ -219,7 +219,7 @@ def test_a_killed_worker_ends_a_whole_run_with_a_message(tiny_run: TinyRun, tmp_
         cwd=ROOT,
     )
     metrics = tmp_path / "runs/tiny/metrics.jsonl"
-    wait_for(lambda: metrics.exists() and '"step": 3,' in metrics.read_text(), 60)
+    until(lambda: metrics.exists() and '"step": 3,' in metrics.read_text(), 120)
     workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     for worker in workers.split():
         os.kill(int(worker), signal.SIGKILL)

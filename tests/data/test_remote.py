@@ -30,9 +30,10 @@ from modernbert_train.errors import ConfigError, DataError, StorageError
 from tests.support.make_shards import make_documents, make_shards
 from tests.support.opened_shards import opened, read_all
 from tests.support.runs import records
-from tests.support.s3 import Store, wait_for
+from tests.support.s3 import Store
 from tests.support.store import forget, server, store  # noqa: F401
 from tests.support.tiny_run import TinyRun
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.runs]  # each has a separate store
 SMALL_FILES = ("dataset.json", "index.json", "lengths.npy", "token_counts.npy")
@@ -161,7 +162,7 @@ def test_a_block_and_the_next_are_fetched_before_they_are_read(
     wanted = {*local.block(0, last, 62)[:, 0]} | ({*local.block(1, 0, 62)[:, 0]} if next_block else set())
     ends = np.cumsum(shards.shard_documents)
     names = {f"shard.{np.searchsorted(ends, document, side='right'):05}.mds.zstd" for document in wanted}
-    assert wait_for(lambda: {path.name for path in cached(data)} >= names)
+    until(lambda: {path.name for path in cached(data)} >= names)
     assert {path.name for path in cached(data)} == names
 
 
@@ -312,7 +313,7 @@ def test_a_kill_leaves_nothing_in_the_way(store: Store, data: DataConfig, tiny_d
     process = multiprocessing.get_context("fork").Process(target=lambda: opened(limited).read(0))
     process.start()
     root = Path(str(data.cache_folder))
-    assert wait_for(lambda: list(root.glob("*/partial/shard.00000*/reserved")) != [])
+    until(lambda: list(root.glob("*/partial/shard.00000*/reserved")) != [])
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()

@@ -9,17 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.config.schema import BertConfig, ModelConfig, ModernBertConfig
+from modernbert_train.config.schema import ModelConfig, ModernBertConfig
 from modernbert_train.evaluate.retrieval.beir import read_beir
-from tests.support.labelled import export_masked_lm, json_lines
+from tests.support.labelled import BERT as BERT
+from tests.support.labelled import SIZE, export_masked_lm, json_lines
+from tests.support.pairs import TWINS, WORDS
 
-SIZE = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "init_std": 0.4}
 MODERNBERT = ModernBertConfig(**SIZE, num_layers=2, local_attention=16, attention_out_dropout=0.0)
-BERT = BertConfig(**SIZE, num_layers=2, max_positions=64, dropout=0.0)
 LONGEST = 64
-_draw = random.Random(7)
-WORDS = ["".join(_draw.choices("aeiou", k=1)) + "".join(_draw.choices("bdklmnrst", k=2)) for _ in range(60)]
-TWINS = {word: "".join(_draw.choices("xzvwyq", k=3)) for word in WORDS}
 
 
 def words_about(seed: int, size: int) -> tuple[str, str]:

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from modernbert_train.clock import Clock
 from modernbert_train.config.schema import ComputeConfig, ContrastiveConfig, ModernBertConfig, RunConfig
-from modernbert_train.data.check import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import GreedyPacker
-from modernbert_train.data.path import open_path
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.models.build import build_model, shapes_of
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
-from modernbert_train.objectives import build_objective
 from modernbert_train.train.gradients import gradients
 from modernbert_train.weights.formats import export_format
 from modernbert_train.weights.formats.sentence_encoder import SentenceEncoder
 from modernbert_train.weights.hf_folder import export
+from tests.support.batches import make_path
 from tests.support.pairs import MODEL
 
 CPU = Compute(torch.device("cpu"), "fp32")
@@ -35,10 +31,7 @@ SIZE = ModernBertConfig(**MODEL)  # type: ignore[arg-type]
 
 def batch_of(config: RunConfig, settings: ContrastiveConfig, microbatch_rows: int) -> StepBatch:
     """The first examples of the training shards as one global batch."""
-    facts = check_data(config)
-    path = open_path(
-        config.data, config.seed, Clock.of(config), facts, partial(build_objective, vocabulary=facts.vocabulary)
-    )
+    path = make_path(config)
     packer = GreedyPacker(256, 128, 1 << 62, 2)
     for document, length in enumerate(path.streams.lengths[:NUMBER]):
         packer.add(0, document, int(length))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from modernbert_train.config.schema import BertConfig, MaskedLmConfig
-from modernbert_train.models.build import build_model
-from modernbert_train.models.init import initialize
-from modernbert_train.weights.hf_folder import export
-from tests.support.pairs import as_source, prepare_pairs
+from modernbert_train.config.schema import BertConfig
+from tests.support.labelled import export_masked_lm
+from tests.support.pairs import as_source, prepare_pairs, write_rows
 
 SMALL = {"vocab_size": 512, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48}
 ENCODERS: dict[str, dict[str, Any]] = {
@@ -61,8 +58,7 @@ def make_pairs(tokenizer: Path, folder: Path) -> Path:
     if not folder.exists():
         texts = ("query", "positive", "negative")
         rows = [{text: f"{number} {text[:2]} {number % 7}" for text in texts} for number in range(120)]
-        file = folder.with_suffix(".jsonl")
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        file = write_rows(folder.with_suffix(".jsonl"), rows)
         texts = {"negatives": ["negative"], "max_tokens": 20}
         assert prepare_pairs(folder, as_source(file), tokenizer, "validation_share=0.1", **texts) == 0
     return folder
@@ -71,9 +67,5 @@ def make_pairs(tokenizer: Path, folder: Path) -> Path:
 def make_teacher(tokenizer: Path, folder: Path) -> Path:
     """A BERT that has learnt nothing; made once."""
     if not folder.exists():
-        config = BertConfig(**ENCODERS["bert"])
-        model = build_model(config, MaskedLmConfig())
-        initialize(model, config, 9)
-        state = {name: tensor for name, tensor in model.state_dict().items() if name != "decoder.weight"}
-        export(state, config, max_tokens=128, tokenizer_folder=tokenizer, out=folder, card="")
+        export_masked_lm(BertConfig(**ENCODERS["bert"]), tokenizer, folder, max_tokens=128, seed=9)
     return folder

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -108,13 +107,3 @@ class Store:
             return []
         body = b"".join(self._moto(environ, start_response))
         return [body[: len(body) // 2]]  # the length was promised for the whole
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    """Whether a condition comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -24,7 +24,7 @@ from tests.support import forked
 from tests.support.corpora import Files, report_of, write_corpus
 from tests.support.killed_tasks import run_and_kill, start
 from tests.support.paths import ROOT
-from tests.support.s3 import wait_for
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.runs
 Words = Callable[..., list[str]]
@@ -101,7 +101,7 @@ def test_two_processes_killed_with_all_their_children(words: Words, one: Path, h
     assert len(children) >= 2
     process.kill()
     process.wait()
-    assert wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children)), "one outlives its parent"
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))  # or one outlives its parent
     assert forked.run(line, stdout=subprocess.DEVNULL).returncode == 0
     assert files_of(home / "two") == files_of(one)
     assert len(list((home / "two/train").glob("shard.*"))) > 10  # there were many tasks
@@ -114,7 +114,7 @@ def test_machines_that_disagree_on_their_number_are_reported(
     machines with a shared folder write what one writes."""
     child = start([*words("parted"), "--part", "1/2"])
     lock = home / "parted.work" / ".lock-1-of-2"
-    assert wait_for(lambda: lock.exists() and is_at_work(home / "parted.work", (1, 2)), 120)
+    until(lambda: lock.exists() and is_at_work(home / "parted.work", (1, 2)), 120)
     assert main([*words("parted"), "--part", "2/3"]) == 78
     said = "--part 2/3: another machine works on"
     assert f"{said} {home}/parted.work as part 1/2. Give every machine the same number" in capfd.readouterr().err
@@ -161,7 +161,7 @@ def test_a_machine_that_fails_ends_the_others(words: Words, capfd: Any) -> None:
 def test_unfinished_work_of_another_spec_is_not_mixed_in(words: Words, home: Path, capsys: Any) -> None:
     """Half the tasks with one filter and half with another would make a dataset that no spec describes."""
     child = start(words("changed"))
-    assert wait_for((home / "changed.work/tasks.json").exists, 120)
+    until((home / "changed.work/tasks.json").exists, 120)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert main(words("changed", "min_characters=2")) == 78
