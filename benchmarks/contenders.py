@@ -24,7 +24,7 @@ from benchmarks.timing import Stopwatch, wait
 from modernbert_train.batch import IGNORED_LABEL
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
-from modernbert_train.data.check import check_data
+from modernbert_train.data.check_shards import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.packing import SPECIAL_TOKENS
 from modernbert_train.data.path import open_path

@@ -500,7 +500,7 @@ FAULTS = (
     ),
     Fault(
         "attempts-at-once",
-        "launch/sweeps/store.py",
+        "launch/sweeps/trial_store.py",
         "o.number < attempt.number",
         "o.number > attempt.number",
         "one worker for each trial: two that came at the same moment both keep it, or neither",
@@ -508,7 +508,7 @@ FAULTS = (
     ),
     Fault(
         "trials-alike",
-        "launch/sweeps/store.py",
+        "launch/sweeps/trial_store.py",
         'f"{self._sweep.seed} {attempt.user_attrs[SLOT]}"',
         'f"{self._sweep.seed}"',
         "a search: all trials draw the same values",
@@ -524,7 +524,7 @@ FAULTS = (
     ),
     Fault(
         "best-of-maximize",
-        "launch/sweeps/rows.py",
+        "launch/sweeps/trial_rows.py",
         "sign * (row.value or 0.0), row.slot))",
         "row.value or 0.0, row.slot))",
         "the best trial of direction=maximize: the worst is written to best.yaml",
@@ -630,7 +630,7 @@ FAULTS = (
     ),
     Fault(
         "words-across-tokens",
-        "data_prep/read/words.py",
+        "data_prep/read/segmented_words.py",
         "(is_part_T | ~begins[number_T])",
         "(~begins[number_T])",
         "whole words of a segmenter: the bytes of a character are separate words",
@@ -799,7 +799,7 @@ FAULTS = (
     # data_prep/
     Fault(
         "unsorted-sources",
-        "modernbert_train/data/read/files.py",
+        "modernbert_train/data/read/find_files.py",
         'files = sorted(file for file in matching if source.kind != "text" or not _is_packed_table(file, patterns))',
         'files = [file for file in matching if source.kind != "text" or not _is_packed_table(file, patterns)]',
         "the same data set from the same files: their order depends on the disk",
@@ -840,7 +840,7 @@ FAULTS = (
     ),
     Fault(
         "muon-betas",
-        "modernbert_train/optim/build.py",
+        "modernbert_train/optim/optimizers.py",
         "rule=rule, betas=config.betas, eps=config.eps",
         "rule=rule, eps=config.eps",
         "optim.betas under muon",
@@ -848,7 +848,7 @@ FAULTS = (
     ),
     Fault(
         "muon-eps",
-        "modernbert_train/optim/build.py",
+        "modernbert_train/optim/optimizers.py",
         "rule=rule, betas=config.betas, eps=config.eps",
         "rule=rule, betas=config.betas",
         "optim.eps under muon",
@@ -856,7 +856,7 @@ FAULTS = (
     ),
     Fault(
         "muon-scale",
-        "modernbert_train/optim/build.py",
+        "modernbert_train/optim/optimizers.py",
         "        scale=config.scale,\n",
         "",
         "optim.scale",

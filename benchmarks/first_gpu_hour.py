@@ -31,7 +31,7 @@ from benchmarks.hour_parts import PARTS, SHARED, Part, Place, Range, sizes
 from benchmarks.interrupted import environments
 from modernbert_train.core.files import write_whole
 from modernbert_train.core.text import markdown_table
-from modernbert_train.distributed.gpus import count_gpus, driver_version, output_of, why_torch_sees_none
+from modernbert_train.distributed.visible_gpus import count_gpus, driver_version, output_of, why_torch_sees_none
 from modernbert_train.errors import ConfigError, StoppedEarly
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -22,10 +22,10 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import ComputeConfig, ModelConfig, ObjectiveConfig, StableAdamWConfig
 from modernbert_train.core.text import markdown_table
 from modernbert_train.plan import speed
+from modernbert_train.plan.attended_keys import mean_tiles
 from modernbert_train.plan.census import census
 from modernbert_train.plan.gpus import GPUS, HOPPER
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.plan.tiles import mean_tiles
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDED = ROOT / "tests/cuda_build/recorded/microbatch.json"

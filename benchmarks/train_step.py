@@ -59,7 +59,7 @@ from modernbert_train.models.init import initialize
 from modernbert_train.models.masked_lm import ForMaskedLM
 from modernbert_train.plan.speed_settings import close_settings, gpu_of_this_rank
 from modernbert_train.report.throughput import peak_flops
-from modernbert_train.train.build import build_model
+from modernbert_train.train.build_trainer import build_model
 
 SMALL = ModernBertConfig(
     vocab_size=8192, hidden_size=192, num_layers=7, num_heads=3, intermediate_size=288, attention_out_dropout=0.0

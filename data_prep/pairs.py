@@ -28,16 +28,16 @@ from datatrove.data import DocumentsPipeline
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from data_prep.clean.clean_documents import TRAIN, VALIDATION, Tally
 from data_prep.clean.damage import require_little_lost
-from data_prep.clean.documents import TRAIN, VALIDATION, Tally
 from data_prep.clean.fields import as_score
 from data_prep.read.reader_steps import Step, read_tallies
 from data_prep.report import Fingerprint
 from data_prep.tasks.executors import Stage, is_alone
-from data_prep.tasks.progress import Progress
+from data_prep.tasks.stage_progress import Progress
 from data_prep.tasks.stages import Settle
+from data_prep.tasks.task_workers import Documents
 from data_prep.tasks.work import Work
-from data_prep.tasks.workers import Documents
 from data_prep.write.workspace import workspace
 from modernbert_train.config.contrastive import SCORE_UNIT
 from modernbert_train.config.tools.pairs import PairsConfig, PairTextsConfig

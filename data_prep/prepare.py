@@ -92,7 +92,7 @@ def prepare(config: DatasetConfig, overwrite: bool = False, part: Part = (1, 1))
     if part != (1, 1) and config.executor.name != "local":
         raise ConfigError(f"--part: executor.name={config.executor.name} divides the work itself. Use one of the two.")
     from data_prep.report import fingerprint, is_finished
-    from modernbert_train.data.read.files import passed_over, passed_over_lines
+    from modernbert_train.data.read.find_files import passed_over, passed_over_lines
 
     home: Any = importlib.import_module(config.home)
     out = Path(config.out)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.clean.clean_documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.clean.contamination import looked_for_line, set_named
-from data_prep.clean.documents import TRAIN, VALIDATION, SourceTally, Tally
 from data_prep.make_tokenizer import tokenizer_file
 from modernbert_train.config.tools.prepare import DatasetConfig
 from modernbert_train.core.claim import Change, changes, refuse
@@ -26,7 +26,7 @@ from modernbert_train.core.text import table
 from modernbert_train.core.version import __version__
 from modernbert_train.data.dataset_card import LENGTHS, file_sha256, read_card
 from modernbert_train.data.field_counts import FieldCounts
-from modernbert_train.data.read.files import file_state, source_files
+from modernbert_train.data.read.find_files import file_state, source_files
 from modernbert_train.data.statistics import length_bins
 from modernbert_train.errors import ConfigError, DataError
 

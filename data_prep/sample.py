@@ -26,7 +26,7 @@ from modernbert_train.config.tools.prepare import FIELDS, GLOBS, PrepareConfig, 
 from modernbert_train.core.files import PACKED, ending
 from modernbert_train.core.own_files import special_kind
 from modernbert_train.data.read.encodings import AUTO, guess
-from modernbert_train.data.read.files import TABLES, file_state, files_below, name_end, source_files
+from modernbert_train.data.read.find_files import TABLES, file_state, files_below, name_end, source_files
 from modernbert_train.data.read.jsonl import can_be_cut, sample_lines
 from modernbert_train.data.read.parquet import parquet_columns, parquet_groups
 from modernbert_train.data.read.rows import TEXT, Columns, LeftOut, Row, Span

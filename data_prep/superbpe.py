@@ -16,7 +16,7 @@ from itertools import groupby, islice
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
-from data_prep.clean.documents import training_draw
+from data_prep.clean.clean_documents import training_draw
 from data_prep.make_tokenizer import SPECIAL_TOKENS, add_spare, train_tokenizer
 from data_prep.trim_tokenizer import merges_of
 from modernbert_train.core.tokenizer_threads import tokenizer_threads

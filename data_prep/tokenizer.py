@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from data_prep.clean.clean_documents import Kept, Tally, examine
 from data_prep.clean.damage import damaged_sources
-from data_prep.clean.documents import Kept, Tally, examine
 from data_prep.clean.filters import make_screen
 from data_prep.fertility import Spelled, as_json, fertility, fertility_table
 from data_prep.letters import ALPHABETS, letter_tokenizer

@@ -41,7 +41,7 @@ from modernbert_train.config.load import load_run
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.keyed_random import derive
 from modernbert_train.core.torch_internals import FixedBuckets
-from modernbert_train.data.check import check_data
+from modernbert_train.data.check_shards import check_data
 from modernbert_train.data.loader import StepBatch
 from modernbert_train.data.path import open_path
 from modernbert_train.distributed.compute import Compute
@@ -50,7 +50,7 @@ from modernbert_train.models.build import build_model
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
-from modernbert_train.optim.build import apply_clock, build_optimizer
+from modernbert_train.optim.optimizers import apply_clock, build_optimizer
 from modernbert_train.optim.stable_adamw import clip, tensor_norms
 
 DROPOUT = 4  # stream id for dropout keys; other consumers of the seed use other ids

@@ -25,7 +25,7 @@ from modernbert_train.config.tools.prepare import SMALLEST_VOCABULARY
 from modernbert_train.core.installed import path_of_children
 from modernbert_train.core.text import tokens_text
 from modernbert_train.distributed.bf16 import cpu_has_bf16
-from modernbert_train.distributed.gpus import shown_gpus
+from modernbert_train.distributed.visible_gpus import shown_gpus
 from modernbert_train.errors import ConfigError
 from modernbert_train.plan.cost import bill_of
 from modernbert_train.plan.gpus import GPUS

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from modernbert_train.config.launch import LaunchConfig
-from modernbert_train.distributed.gpus import output_of
 from modernbert_train.distributed.launched import BLAMED
+from modernbert_train.distributed.visible_gpus import output_of
 from modernbert_train.errors import HangError
 
 # NVIDIA, "XID Errors": the GPU or the machine must be reset. 48, 64, 95: memory; 74: NVLink; 79: off the bus;

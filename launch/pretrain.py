@@ -24,7 +24,7 @@ from typing import Any
 from data_prep.report import fingerprint
 from data_prep.sample import TextSample, look_at_text, shown, size_text
 from launch.budget import MAX_HELD_OUT, MIN_HELD_OUT, Chosen, Device, choose, device_of, held_out_share
-from launch.stages import PROGRAM, TYPED, Stage, run_stages, text_to_model
+from launch.run_stages import PROGRAM, TYPED, Stage, run_stages, text_to_model
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.cli.parser import Parser, positive, token_count
 from modernbert_train.clock import Clock
@@ -38,7 +38,7 @@ from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.lasting_output import lasting_output
 from modernbert_train.core.read_json import number, read_lines
 from modernbert_train.core.text import duration, number_in, plural, table, tokens_text
-from modernbert_train.distributed.gpus import shown_gpus
+from modernbert_train.distributed.visible_gpus import shown_gpus
 from modernbert_train.errors import (
     ConfigError,
     DataError,
@@ -52,7 +52,7 @@ from modernbert_train.plan.expected_loss import Expected, rule_of
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.recipe import MAX_PASSES, SIZES, RunRequest, run_yaml
-from modernbert_train.report.listing import last_entries
+from modernbert_train.report.run_list import last_entries
 
 MIN_DOCUMENTS = 20
 TOKENIZER_BYTES = 2e9  # maximum bytes of text to train a tokenizer on

@@ -24,7 +24,7 @@ from modernbert_train.config.launch import split_endpoint
 from modernbert_train.core.text import first_line
 from modernbert_train.distributed.group import STORE_PREFIX
 from modernbert_train.distributed.heartbeat import last_beats
-from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
+from modernbert_train.distributed.store_probe import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
 
 LINGER_SECONDS = 10.0  # after an error the store stays open this long, so that the other machines can read it

@@ -52,8 +52,8 @@ from modernbert_train.core.files import write_out  # noqa: E402
 from modernbert_train.core.installed import path_of_children  # noqa: E402
 from modernbert_train.core.lasting_output import lasting_output  # noqa: E402
 from modernbert_train.distributed import orphans, scratch  # noqa: E402
-from modernbert_train.distributed.gpus import count_gpus  # noqa: E402
 from modernbert_train.distributed.launched import note_blamed  # noqa: E402
+from modernbert_train.distributed.visible_gpus import count_gpus  # noqa: E402
 from modernbert_train.errors import HangError, exit_code_of  # noqa: E402
 from modernbert_train.plan.resolve import Purpose, hand_over, resolve, with_later_mistakes  # noqa: E402
 

@@ -71,8 +71,8 @@ def run_sweep(sweep: SweepConfig, *, work: bool = True, show: bool = True, retry
     Raises:
         RunError: see `Worker` and `raise_failed`.
     """
-    from launch.sweeps.results import raise_failed, show_results
     from launch.sweeps.space import make_space
+    from launch.sweeps.sweep_results import raise_failed, show_results
     from launch.sweeps.worker import Worker
 
     space = make_space(sweep)

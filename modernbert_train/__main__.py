@@ -25,8 +25,8 @@ from modernbert_train.core.lasting_output import lasting_output
 from modernbert_train.core.redact import redact
 from modernbert_train.core.version import __version__
 from modernbert_train.distributed import orphans, scratch
-from modernbert_train.distributed.gpus import use_expandable_segments
 from modernbert_train.distributed.launched import speaks_for_all
+from modernbert_train.distributed.visible_gpus import use_expandable_segments
 from modernbert_train.errors import RunError, exit_code_of
 
 

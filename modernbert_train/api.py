@@ -80,7 +80,7 @@ def iter_batches(config: RunConfig, ranks: int = 1, rank: int = 0) -> Iterator[S
         One optimizer step: `microbatches` of packed sequences with their targets, and the `plan` of the whole batch.
     """
     from modernbert_train.plan.resolve import resolve
-    from modernbert_train.train.build import build_data
+    from modernbert_train.train.build_trainer import build_data
 
     here = replace(config, data=replace(config.data, num_workers=0))
     facts = resolve(here, ranks, purpose="measure").facts

@@ -128,7 +128,7 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
     ids=lambda p: p.name,
 )
 def test_modules_that_are_named_exist(page: Path) -> None:
-    """`train/build.py`, `modernbert_train/train/build.py`: a reader goes there, and a move must take the page along."""
+    """`train/step.py`, `modernbert_train/train/step.py`: a reader goes there, and a move must take the page along."""
     named = re.findall(r"(?<![\w/.-])((?:[a-z_]+/)+[a-z_0-9]+\.py)\b", page.read_text(encoding="utf-8"))
     missing = [name for name in named if not any((top / name).exists() for top in (ROOT, ROOT / "modernbert_train"))]
     assert missing == []

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.adoption.adopt_report import REPORT, claimed_for, digest_of, is_finished, write_report
+from data_prep.adoption.adopt_report import describe as describe_folder
 from data_prep.adoption.findings import Findings, describe
 from data_prep.adoption.layout import Layout, find_layout, the_only
-from data_prep.adoption.result import REPORT, claimed_for, digest_of, is_finished, write_report
-from data_prep.adoption.result import describe as describe_folder
 from data_prep.adoption.survey import Survey, write_parts
 from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, end_tokens, require_fit, spread, take_sample
 from data_prep.report import Fingerprint

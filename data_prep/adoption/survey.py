@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from data_prep.adoption.findings import Counting, Findings
 from data_prep.adoption.layout import TIMEOUT_SECONDS, Entry
 from data_prep.adoption.tokenizer_fit import DOCUMENTS, EachShard, spread
-from data_prep.tasks.workers import Workers
+from data_prep.tasks.task_workers import Workers
 from modernbert_train.core.files import whole_file, write_whole
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.remote import is_remote

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from data_prep.clean.documents import OUTSIDE_SHARE, SourceTally, Tally
+from data_prep.clean.clean_documents import OUTSIDE_SHARE, SourceTally, Tally
 from modernbert_train.config.tools.prepare import FIELDS, DatasetConfig, RowSourceConfig
 from modernbert_train.data.read.encodings import AUTO, family, look_at
-from modernbert_train.data.read.files import source_files
+from modernbert_train.data.read.find_files import source_files
 from modernbert_train.data.read.rows import NO_COLUMN, NO_ROWS, REMEDIES, Remedy
 from modernbert_train.errors import DataError
 

@@ -30,9 +30,9 @@ from datatrove.pipeline.dedup.minhash import (
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from data_prep.clean.documents import Tally
+from data_prep.clean.clean_documents import Tally
 from data_prep.clean.few_files import FewFiles, records_at_once
-from data_prep.clean.words import PlainWords
+from data_prep.clean.word_filters import PlainWords
 from data_prep.read.reader_steps import RANK, SOURCE
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import NearDuplicatesConfig, PrepareConfig

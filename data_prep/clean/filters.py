@@ -1,7 +1,7 @@
 """datatrove's document filters of a spec, without downloads from the network.
 
 datatrove splits text into words with spaCy and downloads language models. Unless `language` is among a filter's
-arguments, words are found here by a regular expression, and the language model is a local file; see clean/words.py.
+arguments, words are found here by a regular expression, and the language model is a local file (word_filters.py).
 datatrove is imported only if a spec has filters.
 """
 
@@ -96,7 +96,7 @@ def _make(name: str, config: FilterConfig) -> Any:
         )
     arguments = dict(config.arguments)
     if "language" in parameters:
-        from data_prep.clean.words import PlainWords
+        from data_prep.clean.word_filters import PlainWords
 
         arguments.setdefault("language", PlainWords())
     remedy = f"Correct {section}.arguments, or install what it names."
@@ -126,7 +126,7 @@ class _Bounded:
 
 
 def _language_model(key: str, path: Path, languages: list[str] | None) -> Any:
-    from data_prep.clean.words import LocalLanguageModel
+    from data_prep.clean.word_filters import LocalLanguageModel
 
     if not path.is_file():
         raise ConfigError(f"{key}.model={path}: no such file. Name a fastText model file, for example lid.176.bin.")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from data_prep.read.html import STRIPPED, html_text, is_html
-from data_prep.read.words import Words, differs, words_of
+from data_prep.read.segmented_words import Words, differs, words_of
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.read.rows import TEXT, Columns, LeftOut, Row, Span, lacking_field
 from modernbert_train.data.read.sources import read_rows, whole_spans
@@ -21,7 +21,7 @@ class Document:
         id, altered: see `Row`.
         text: unchanged.
         fields: values of its source's fields, unchanged; see clean/fields.py.
-        words: a segmenter's words, if the source names a column; see words.py.
+        words: a segmenter's words, if the source names a column; see segmented_words.py.
     """
 
     id: str

@@ -16,11 +16,11 @@ from datatrove.data import Document as PipelineDocument
 from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
+from data_prep.clean.clean_documents import Kept, SourceTally, Tally, examine, splits_of, values_of
 from data_prep.clean.contamination import Evaluations, evaluations_of
-from data_prep.clean.documents import Kept, SourceTally, Tally, examine, splits_of, values_of
 from data_prep.clean.filters import make_screen
 from data_prep.read.documents import Document, read_span
-from data_prep.read.words import Words
+from data_prep.read.segmented_words import Words
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import DatasetConfig, PrepareConfig
 from modernbert_train.data.read.rows import LeftOut

@@ -2,7 +2,7 @@
 
 The executors are datatrove's: they chain a task's steps, keep a log and statistics of each task, and mark it as
 completed, so that the same command resumes after a kill. `LocalTasks` differs from datatrove's local executor in its
-processes (see tasks/workers.py); no two processes ever do the same task, and it prints nothing.
+processes (see tasks/task_workers.py); no two processes ever do the same task, and it prints nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.utils.logging import logger
 from loguru._better_exceptions import ExceptionFormatter
 
+from data_prep.tasks.task_workers import Documents, Workers
 from data_prep.tasks.work import Work, read_work
-from data_prep.tasks.workers import Documents, Workers
 from data_prep.write.workspace import Part, is_at_work
 from modernbert_train.config.tools.prepare import ExecutorConfig
 from modernbert_train.core.installed import path_of_children
@@ -45,7 +45,7 @@ class Stage:
         name: of the stage.
         tasks: number of tasks.
         steps: of datatrove's pipeline, the same for every task.
-        documents: counter for all tasks, if documents are counted; see tasks/progress.py.
+        documents: counter for all tasks, if documents are counted; see tasks/stage_progress.py.
     """
 
     name: str

@@ -22,15 +22,15 @@ from datatrove.data import DocumentsPipeline
 from datatrove.pipeline.base import PipelineStep
 
 from data_prep.clean import duplicates
+from data_prep.clean.clean_documents import VALIDATION, require_documents, training_draw
 from data_prep.clean.damage import require_little_lost
-from data_prep.clean.documents import VALIDATION, require_documents, training_draw
 from data_prep.make_tokenizer import adapt_tokenizer, require_size, roles_of_adapted, save_tokenizer, train_tokenizer
 from data_prep.read.reader_steps import SPLIT, Replay, Step, Survey, read_tallies
 from data_prep.report import Fingerprint
 from data_prep.tasks.executors import Stage, is_alone
-from data_prep.tasks.progress import Counted, Progress
+from data_prep.tasks.stage_progress import Counted, Progress
+from data_prep.tasks.task_workers import Documents
 from data_prep.tasks.work import Work
-from data_prep.tasks.workers import Documents
 from data_prep.write.merging import Merge
 from data_prep.write.workspace import require_space
 from data_prep.write.writer_steps import WriteShards

@@ -15,7 +15,7 @@ from typing import Any
 
 from modernbert_train.config.tools.prepare import DatasetConfig, RowSourceConfig
 from modernbert_train.core.files import write_whole
-from modernbert_train.data.read.files import file_state
+from modernbert_train.data.read.find_files import file_state
 from modernbert_train.data.read.jsonl import can_be_cut
 from modernbert_train.data.read.parquet import parquet_groups
 from modernbert_train.data.read.rows import Span

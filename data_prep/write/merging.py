@@ -19,9 +19,9 @@ import numpy as np
 from datatrove.data import DocumentsPipeline
 from numpy.typing import NDArray
 
+from data_prep.clean.clean_documents import Tally, require_documents, splits_of
 from data_prep.clean.contamination import evaluations_of
 from data_prep.clean.damage import require_little_lost
-from data_prep.clean.documents import Tally, require_documents, splits_of
 from data_prep.read.reader_steps import Step, read_tallies
 from data_prep.report import Fingerprint, write_report
 from data_prep.tasks.work import Work
@@ -38,7 +38,7 @@ from modernbert_train.data.dataset_card import (
     write_card,
 )
 from modernbert_train.data.field_counts import FieldCounts
-from modernbert_train.data.read.files import passed_over
+from modernbert_train.data.read.find_files import passed_over
 from modernbert_train.errors import StorageError
 
 

@@ -15,7 +15,7 @@ from datatrove.data import Document, DocumentsPipeline
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from data_prep.clean.documents import Tally
+from data_prep.clean.clean_documents import Tally
 from data_prep.clean.duplicates import Excluded
 from data_prep.make_tokenizer import (
     TOKENIZER_FILE,
@@ -25,7 +25,7 @@ from data_prep.make_tokenizer import (
     require_unspoken,
 )
 from data_prep.read.reader_steps import FIELDS, SOURCE, SPLIT, WORDS, Step
-from data_prep.read.words import inside_words
+from data_prep.read.segmented_words import inside_words
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import PrepareConfig, has_words
 from modernbert_train.core.tokenizer_threads import tokenizer_threads

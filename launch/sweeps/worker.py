@@ -21,7 +21,6 @@ from optuna.trial import Trial, TrialState
 
 from launch.sweeps.places import ranks_of, shares
 from launch.sweeps.space import Space, refuse_all, trial_name
-from launch.sweeps.store import CODE, CRASH, REASON, Store
 from launch.sweeps.trial import (
     OUTPUT,
     TRIAL_YAML,
@@ -33,13 +32,14 @@ from launch.sweeps.trial import (
     tokens_seen,
     write_yaml,
 )
+from launch.sweeps.trial_store import CODE, CRASH, REASON, Store
 from modernbert_train.config.check import check
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.text import printable
-from modernbert_train.data.check import check_data
-from modernbert_train.distributed.gpus import count_gpus
+from modernbert_train.data.check_shards import check_data
 from modernbert_train.distributed.run_jobs import Job, last_words, run_all
+from modernbert_train.distributed.visible_gpus import count_gpus
 from modernbert_train.errors import ConfigError, DataError, RunError, StoppedEarly, StorageError
 
 LAUNCH = (sys.executable, str(Path(__file__).resolve().parents[1] / "run.py"))

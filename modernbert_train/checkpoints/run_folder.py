@@ -4,7 +4,7 @@ runs/NAME/config.yaml      the resolved configuration, itself runnable
 runs/NAME/resolved.json    the last start: the requested configuration and its decisions; see plan/resolve.py
 runs/NAME/metrics.jsonl    one line per optimizer step, validation, start and resume
 runs/NAME/starts.jsonl     a line for the beginning of each start and one for its end; see provenance.py
-runs/NAME/evaluations.jsonl measurements of its checkpoints by `eval` and `finetune`; see results.py
+runs/NAME/evaluations.jsonl measurements of its checkpoints by `eval` and `finetune`; see evaluations.py
 runs/NAME/samples.jsonl    predictions at each validation; lines of steps that were trained again are void
 runs/NAME/halved.json      microbatches that did not fit and were halved; see oom_backoff.py
 runs/NAME/faults.jsonl     one line for each batch that stability.py skipped, or ended the run at; never rewound

@@ -22,7 +22,7 @@ from modernbert_train.checkpoints.manifest import (
 )
 from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.load import load_run
-from modernbert_train.config.read import INCLUDE
+from modernbert_train.config.read_yaml import INCLUDE
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.claim import START_OVER
 from modernbert_train.core.files import errors_to, os_errors_as

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modernbert_train.checkpoints.evaluations import run_of
 from modernbert_train.checkpoints.manifest import CONFIG_YAML, MANIFEST
-from modernbert_train.checkpoints.results import run_of
 from modernbert_train.checkpoints.run_folder import RESOLVED, TOKENIZER_COPY
-from modernbert_train.config.read import literal, read_yaml
+from modernbert_train.config.read_yaml import literal, read_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import read_json

@@ -73,7 +73,7 @@ def _init(options: argparse.Namespace) -> None:
         return
     file = files.get(options.name, YAMLS / STARTING_POINTS[options.kind] / f"{options.name}.yaml")  # or ettin/common
     if file.is_file():
-        from modernbert_train.config.tools.init import starting_point
+        from modernbert_train.config.tools.merge_yaml import starting_point
 
         print(starting_point(file), end="")
     else:
@@ -157,7 +157,7 @@ def _check(options: argparse.Namespace) -> None:
         check_launch_variables()  # as `train` does
     config = read_sound(options.run, "train", options.ranks)
     from modernbert_train.config.describe import describe
-    from modernbert_train.data.check import describe_streams, few_predictions, unread_rows, without_words
+    from modernbert_train.data.check_shards import describe_streams, few_predictions, unread_rows, without_words
     from modernbert_train.data.shard_sizes import check_shard_sizes
     from modernbert_train.plan.gpus import GPUS
     from modernbert_train.plan.not_checked import not_checked
@@ -225,7 +225,7 @@ def _inspect(options: argparse.Namespace) -> None:
     if options.json:
         raise ConfigError("inspect: --json is for datasets, and none is named. Leave it out, or name data/quickstart.")
     config = read_sound(options.run, "measure")
-    from modernbert_train.report.inspection.rows import wants_color
+    from modernbert_train.report.inspection.print_rows import wants_color
     from modernbert_train.report.inspection.show import inspect_run
 
     print(inspect_run(config, options.batch or 1, options.rows or 2, color=wants_color(options.no_color)))

@@ -65,29 +65,33 @@ def _call(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from modernbert_train.checkpoints.tools import listing
+    from modernbert_train.checkpoints.tools import checkpoint_list
 
     selection = find_selection(options.folder)
     config = _config(selection, warn=True)
     store, copies, problem = (None, {}, None) if options.local or config is None else replica_of(config)
     if problem is not None:
         _warn(problem)
-    listed = listing.list_checkpoints(selection, config, store, copies, only=selection.step)
-    print(listing.as_json(listed) if options.json else listing.as_text(listed, selection))
+    listed = checkpoint_list.list_checkpoints(selection, config, store, copies, only=selection.step)
+    print(checkpoint_list.as_json(listed) if options.json else checkpoint_list.as_text(listed, selection))
 
 
 def _verify(options: argparse.Namespace) -> None:
     from modernbert_train.checkpoints.checkpoint import verify
-    from modernbert_train.checkpoints.tools import listing
+    from modernbert_train.checkpoints.tools import checkpoint_list
 
     selection = find_selection(options.folder)
     step = _one_step(selection, options.step)
     if step is not None and not options.copies:
         selection.folder(step)
     config = _config(selection, warn=True)
-    listed = listing.list_checkpoints(selection, config, verify=verify, only=step)
-    print(listing.as_json(listed) if options.json else listing.as_text(listed, selection))
-    wrong = [f"{selection.checkpoints / each.name}: {each.problem}" for each in listed if each.state == listing.DAMAGED]
+    listed = checkpoint_list.list_checkpoints(selection, config, verify=verify, only=step)
+    print(checkpoint_list.as_json(listed) if options.json else checkpoint_list.as_text(listed, selection))
+    wrong = [
+        f"{selection.checkpoints / each.name}: {each.problem}"
+        for each in listed
+        if each.state == checkpoint_list.DAMAGED
+    ]
     if options.copies:
         store, _, problem = replica_of(selection.config())
         if store is None:

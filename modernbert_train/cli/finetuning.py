@@ -73,7 +73,7 @@ def _finetune(options: argparse.Namespace) -> None:
         raise ConfigError("--retry: is for many runs. Add --out, or start a single one again without it.")
     if options.out is not None:
         refuse_ranks("finetune --out")
-        from modernbert_train.evaluate.suite.run import finetune_many
+        from modernbert_train.evaluate.suite.run_suite import finetune_many
 
         finetune_many(tasks, models, options.seeds, options.out, options.jobs, overrides, retry=options.retry)
         return

@@ -52,14 +52,14 @@ def _retrieval(options: argparse.Namespace) -> None:
 
         mine(names, options.model, keys)
         return
-    from modernbert_train.evaluate.retrieval.retrieval import evaluate
+    from modernbert_train.evaluate.retrieval.evaluate_retrieval import evaluate
 
     evaluate(names, options.model, keys)
 
 
 def _train(options: argparse.Namespace) -> None:
     require_keys(options.run)
-    from modernbert_train.evaluate.retrieval.recipe import open_recipe
+    from modernbert_train.evaluate.retrieval.retrieval_recipe import open_recipe
     from modernbert_train.report.progress import stage
 
     recipe = open_recipe(options.what, options.model, options.run)

@@ -17,7 +17,7 @@ from modernbert_train.cli.arguments import (
     with_run,
 )
 from modernbert_train.cli.parser import Call, positive, whole
-from modernbert_train.config.read import literal
+from modernbert_train.config.read_yaml import literal
 from modernbert_train.core.text import printable
 from modernbert_train.distributed.launched import refuse_ranks
 from modernbert_train.errors import ConfigError
@@ -57,7 +57,7 @@ def _evaluate_suite(options: argparse.Namespace) -> None:
     if not models:
         raise ConfigError(f"eval {' '.join(overrides)}: names no model. Name a run, a checkpoint or a folder.")
     refuse_ranks("eval --suite")
-    from modernbert_train.evaluate.suite.run import evaluate_suite
+    from modernbert_train.evaluate.suite.run_suite import evaluate_suite
 
     own = {"dry_run": options.dry_run, "retry": options.retry}
     evaluate_suite(models, options.suite, options.out, options.seeds, options.jobs, overrides, **own)

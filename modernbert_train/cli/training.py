@@ -79,8 +79,8 @@ def _report(options: argparse.Namespace) -> None:
     if len(folders) > 1:
         if len(folders) < len(options.run):
             raise ConfigError(f"report {' '.join(options.run)}: several runs are compared by their folders only.")
-        from modernbert_train.report.listing import list_runs
         from modernbert_train.report.page import write_comparison
+        from modernbert_train.report.run_list import list_runs
         from modernbert_train.report.seeds import seed_lines
 
         page = write_comparison(folders, options.out or folders[0].parent / "comparison.html", newest_valid)
@@ -109,14 +109,14 @@ def newest_valid(run: Path) -> tuple[str, str]:
 
 def _list(folders: list[Path], *, as_json: bool, by_name: bool) -> None:
     """Print the runs of folders; a folder without runs is an error if a user named it, in a table."""
-    from modernbert_train.report import listing
+    from modernbert_train.report import run_list
     from modernbert_train.report.seeds import seed_lines
 
-    runs, wrong = listing.list_runs(folders)
+    runs, wrong = run_list.list_runs(folders)
     for line in wrong:
         print(f"warning: {line}", file=sys.stderr)
     if as_json:
-        print(listing.as_json(runs))
+        print(run_list.as_json(runs))
     elif not runs:
         none = f"report {' '.join(map(str, folders))}: no runs there. A run is a folder with a config.yaml, as `train` "
         none += "makes it; name a run, or the folder that holds runs."
@@ -124,4 +124,4 @@ def _list(folders: list[Path], *, as_json: bool, by_name: bool) -> None:
             raise ConfigError(none)
         print(printable(none))
     else:
-        print("\n".join([listing.as_text(runs), *seed_lines(runs)]))
+        print("\n".join([run_list.as_text(runs), *seed_lines(runs)]))

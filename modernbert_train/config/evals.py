@@ -13,9 +13,9 @@ from typing import ClassVar, Literal, TypeVar
 from omegaconf import MISSING
 
 from modernbert_train.config.classify import LabelledConfig
-from modernbert_train.config.kinds import KINDS, KindName, metrics_of_objective
 from modernbert_train.config.knob import knob
 from modernbert_train.config.objective import ObjectiveConfig
+from modernbert_train.config.task_kinds import KINDS, KindName, metrics_of_objective
 from modernbert_train.core.files import TABLE_ENDS, ending
 
 # parts of metrics' names with a meaning

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from modernbert_train.config.callbacks import ARGUMENTS, REFUSED
 from modernbert_train.config.knob import facts_of, phased_keys
-from modernbert_train.config.read import INTERPOLATION, Origins, shown
+from modernbert_train.config.read_yaml import INTERPOLATION, Origins, shown
 from modernbert_train.config.renamed import REMOVED_KEYS, REMOVED_RECIPE_KEYS, VALUE_SYNONYMS, new_name, own_word
 from modernbert_train.config.schema import CHANGED_WHOLE, VARIANTS, PhaseConfig, RunConfig
 from modernbert_train.config.value_types import as_meant, describe, fits, hints_of, spelled, spelled_out, without_none

@@ -18,7 +18,7 @@ from modernbert_train.config.bounded_yaml import dump
 from modernbert_train.config.filling import Filling, Section, build_dataclass, missing_paths, section_of
 from modernbert_train.config.knob import refuse_too_many
 from modernbert_train.config.plugins import import_plugins
-from modernbert_train.config.read import Origins, is_saved, literal, merge, read_override, read_yaml
+from modernbert_train.config.read_yaml import Origins, is_saved, literal, merge, read_override, read_yaml
 from modernbert_train.config.renamed import without_removed
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.value_types import fits, hints_of, spelled, without_none

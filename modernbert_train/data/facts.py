@@ -1,7 +1,7 @@
 """Read the small files of a run's data: its tokenizer, and the card of each folder of shards.
 
-Results are cached: files are hashed and the tokenizer is parsed once in a process (read_once.py). check.py decides
-whether they belong together. Standard library only, so it works on a login node.
+Results are cached: files are hashed and the tokenizer is parsed once in a process (read_once.py). check_shards.py
+decides whether they belong together. Standard library only, so it works on a login node.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from modernbert_train.config.schema import DataConfig
-from modernbert_train.data.check import require_tokenizer
+from modernbert_train.data.check_shards import require_tokenizer
 from modernbert_train.data.facts import DataFacts, FolderFacts
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.mixture import Stream, TokenStreams, named_stream, stream_seed

@@ -1,4 +1,7 @@
-"""Decide whether a device supports bf16, and when to use it. Torch is imported only where needed, as in gpus.py."""
+"""Decide whether a device supports bf16, and when to use it.
+
+Torch is imported only where needed, as in visible_gpus.py.
+"""
 
 from __future__ import annotations
 

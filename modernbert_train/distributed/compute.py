@@ -12,9 +12,9 @@ import torch
 
 from modernbert_train.config.schema import ComputeConfig
 from modernbert_train.distributed.bf16 import takes_bf16
-from modernbert_train.distributed.gpus import uses_gpu
 from modernbert_train.distributed.launched import from_launcher
 from modernbert_train.distributed.shared_gpu import gpu_of_rank
+from modernbert_train.distributed.visible_gpus import uses_gpu
 from modernbert_train.errors import ConfigError
 
 

@@ -30,9 +30,9 @@ from modernbert_train.distributed.launched import (
     from_launcher,
     speaks_for_all,
 )
-from modernbert_train.distributed.rendezvous import wait_for_store
 from modernbert_train.distributed.shared_gpu import claim_gpu
 from modernbert_train.distributed.stop_signals import say, stoppable_in_c
+from modernbert_train.distributed.store_probe import wait_for_store
 from modernbert_train.errors import RunError, StoppedEarly
 
 T = TypeVar("T")

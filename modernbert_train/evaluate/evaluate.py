@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
-from modernbert_train.checkpoints.results import keep_result
+from modernbert_train.checkpoints.evaluations import keep_result
 from modernbert_train.checkpoints.resume_rules import check_same_run
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
@@ -27,7 +27,7 @@ HELD_OUT = "heldout"
 
 
 def evaluate_run(config: RunConfig, *, checkpoint: Checkpoint | None = None) -> dict[str, dict[str, float]]:
-    """Measure a checkpoint, print the figures, and save them in its run's folder; see results.py.
+    """Measure a checkpoint, print the figures, and save them in its run's folder; see evaluations.py.
 
     Args:
         config: the run's, whose data and sections eval and evals are used; the checkpoint has the rest.

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 
 from modernbert_train.clock import Position
 from modernbert_train.config.evals import BASELINE
-from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.schema import ProbeConfig, ScoresConfig
+from modernbert_train.config.task_kinds import KINDS
 from modernbert_train.core.tokenizer_threads import tokenizer_threads
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.group import on_rank_zero_slowly
-from modernbert_train.evaluate.classifiers import CLASSIFIERS, Classify, majority
+from modernbert_train.evaluate.embedding_classifiers import CLASSIFIERS, Classify, majority
 from modernbert_train.evaluate.embeddings import embed, max_tokens
 from modernbert_train.evaluate.finetune.counts import Counts
 from modernbert_train.evaluate.finetune.examples import TRAIN

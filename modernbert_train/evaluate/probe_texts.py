@@ -20,7 +20,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.examples import TRAIN, Split
 from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.numbers import Labels
-from modernbert_train.evaluate.finetune.read import read_file
+from modernbert_train.evaluate.finetune.read_texts import read_file
 
 ONLY_LEARNED = -1  # part of a text that is used for training only
 _TEST = "test"

@@ -51,7 +51,7 @@ HEADS: Rows[tuple[str, ...], type[OnEncoder]] = Rows(
     "heads",
     {
         ("tokens",): "modernbert_train.models.masked_lm:ForMaskedLM",
-        ("tokens", "pair"): "modernbert_train.models.pairs:WithOrder",
+        ("tokens", "pair"): "modernbert_train.models.sop:WithOrder",
         **{
             ("tokens", *some): "modernbert_train.models.distilled:Distilled"
             for n in range(1, 1 + len(TEACHER_TERMS))

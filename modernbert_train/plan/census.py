@@ -351,7 +351,7 @@ def prediction_of(model: ModelConfig) -> tuple[Matrix, ...]:
 
 
 def _pair(model: ModelConfig) -> tuple[Matrix, ...]:
-    """See `PairHead` of models/pairs.py."""
+    """See `PairHead` of models/sop.py."""
     width = model.hidden_size
     return (
         Matrix(width, width, "head", uses=1, head="pair"),

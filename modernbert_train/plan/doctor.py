@@ -24,7 +24,7 @@ from pathlib import Path
 from modernbert_train.core.installed import commit, library_version
 from modernbert_train.core.version import __version__
 from modernbert_train.core.versions import TESTED, is_allowed, required, untested
-from modernbert_train.distributed.gpus import built_for, count_gpus, driver_version, why_torch_sees_none
+from modernbert_train.distributed.visible_gpus import built_for, count_gpus, driver_version, why_torch_sees_none
 
 GB = 1e9
 MIN_DISK_GB = 20  # the base model's newest three checkpoints take 6 GB, its shards more
@@ -184,7 +184,7 @@ def _wandb() -> Iterator[Finding]:
 def _trials() -> Iterator[Finding]:
     import torch
 
-    from modernbert_train.plan.trials.table import TRIALS
+    from modernbert_train.plan.trials.trials_table import TRIALS
 
     at_once = 1 if torch.cuda.is_available() else 2  # a GPU may be set to allow a single process
     with ThreadPoolExecutor(at_once) as pool:
@@ -193,7 +193,7 @@ def _trials() -> Iterator[Finding]:
 
 def _try(name: str) -> Finding:
     from modernbert_train.plan.trials import attempt, command_of, without_paths
-    from modernbert_train.plan.trials.table import TRIALS
+    from modernbert_train.plan.trials.trials_table import TRIALS
 
     trial = TRIALS[name]
     if (reason := trial.refusal()) is not None:

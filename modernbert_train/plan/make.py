@@ -18,12 +18,12 @@ from modernbert_train.config.schema import (
     RunConfig,
 )
 from modernbert_train.data.arrays import read_held_out
-from modernbert_train.data.check import check_data
+from modernbert_train.data.check_shards import check_data
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.facts import DataFacts, missing_stream
 from modernbert_train.data.unigram import held_out_unigram_loss
 from modernbert_train.plan.census import Census, census
-from modernbert_train.plan.documents import Documents, RowText, read_documents, rows_of
+from modernbert_train.plan.document_lengths import Documents, RowText, read_documents, rows_of
 from modernbert_train.plan.expected_loss import Expected, rule_of
 from modernbert_train.plan.flops import Flops, flops_per_token
 from modernbert_train.plan.gpus import GPUS
@@ -33,7 +33,7 @@ from modernbert_train.plan.parameters import Parameters, count_parameters
 from modernbert_train.plan.speed import StepTime, Work, step_time
 from modernbert_train.plan.speed_settings import on_gpu
 from modernbert_train.plan.step_counts import StepRange, crossings, step_ranges, validations
-from modernbert_train.plan.teacher import teacher_flops
+from modernbert_train.plan.teacher_cost import teacher_flops
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Memory:
         layers: tensors that all layers save for the backward pass; with checkpointing their inputs, and one layer.
         head: embedding and norms outside the layers, head, logits and their gradient.
         step: temporaries of the optimizer, allocated after layers and head are freed.
-        teacher: see plan/teacher.py.
+        teacher: see plan/teacher_cost.py.
         compared: see `compared_bytes`; allocated between two passes, when layers hold nothing.
     """
 

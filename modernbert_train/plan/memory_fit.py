@@ -34,7 +34,7 @@ from modernbert_train.plan.memory import (
     usable_bytes,
 )
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.plan.teacher import teacher_bytes
+from modernbert_train.plan.teacher_cost import teacher_bytes
 
 MAX_TOKENS = 1 << 18  # maximum of an automatic microbatch: launches are hidden by then, and larger ones gain nothing
 GB = 1e9

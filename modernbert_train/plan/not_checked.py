@@ -7,7 +7,7 @@ from pathlib import Path
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.shard_sizes import all_folders, is_in_store
-from modernbert_train.distributed.gpus import shown_gpus
+from modernbert_train.distributed.visible_gpus import shown_gpus
 from modernbert_train.plan.resolve import first_weights
 from modernbert_train.weights.names import NamedModel
 

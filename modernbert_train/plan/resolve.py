@@ -35,11 +35,11 @@ from modernbert_train.config.schema import EvaluatorConfig, PhaseConfig, RunConf
 from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import free_bytes
 from modernbert_train.core.version import __version__
-from modernbert_train.data.check import check_data
+from modernbert_train.data.check_shards import check_data
 from modernbert_train.data.facts import DataFacts, missing_stream
 from modernbert_train.distributed.bf16 import cpu_gain_line
-from modernbert_train.distributed.gpus import count_gpus, shown_gpus
 from modernbert_train.distributed.launched import check_launch_variables, from_launcher
+from modernbert_train.distributed.visible_gpus import count_gpus, shown_gpus
 from modernbert_train.errors import ConfigError, DataError, RunError, StorageError
 from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.plan.gpus import GPUS, HasMemory, RunGpus

@@ -17,7 +17,7 @@ from modernbert_train.plan.memory import TEXT_TOKENS, sharing_ranks, usable_byte
 from modernbert_train.plan.memory_fit import does_not_fit, teacher_memory
 from modernbert_train.plan.parameters import count_parameters
 from modernbert_train.plan.speed import ERROR, PLANNED_TOKENS_PER_SECOND, PUBLISHED
-from modernbert_train.plan.teacher import teacher_of
+from modernbert_train.plan.teacher_cost import teacher_of
 
 GB = 1e9
 # printed if memory is not predicted

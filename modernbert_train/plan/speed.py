@@ -2,9 +2,9 @@
 
 Every product of the step is counted, forward and both gradients, as the slower of two times: its FLOPs, at a share of
 the peak that grows with the inner dimension, and its bytes. Attention counts the tiles that its kernels compute, see
-tiles.py; elementwise work, loss, casts of weights and launches are counted operation by operation (tests/cuda_build).
-Shares were measured on single kernels on H100, by the sources below; other GPUs are assumed to reach the same. On an
-H200 base took 1.02 times the sum and large 1.05 times (benchmarks/RESULTS.md).
+attended_keys.py; elementwise work, loss, casts of weights and launches are counted operation by operation
+(tests/cuda_build). Shares were measured on single kernels on H100, by the sources below; other GPUs are assumed to
+reach the same. On an H200 base took 1.02 times the sum and large 1.05 times (benchmarks/RESULTS.md).
 
 Programs are slower than the sum of their kernels. `PUBLISHED` fits eight runs of ModernBERT's program, from 17 M to 1 B
 parameters, within 13 %, and within 18 % when the run itself is left out: `python -m benchmarks.published`; a test
@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.config.schema import ComputeConfig, MaskedLmConfig, ModelConfig, ObjectiveConfig, OptimConfig
+from modernbert_train.plan.attended_keys import Tiles
 from modernbert_train.plan.census import Matrix, census
 from modernbert_train.plan.communication import Exchange, Transfer, exchange, transfers
 from modernbert_train.plan.flops import optimizer_flops
 from modernbert_train.plan.gpus import GPUS, HOPPER, Gpu
 from modernbert_train.plan.memory import Strategy, matrix_numbers, sharing_ranks, summed_numbers
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.plan.teacher import teacher_of
-from modernbert_train.plan.tiles import Tiles
+from modernbert_train.plan.teacher_cost import teacher_of
 
 # share of the peak of a product with inner dimension K: TOP K / (K + HALF_K). Large products reach 790 of 989 TFLOP/s
 # on H200; at K = 768, twelve steps of a kernel's inner loop, 55 to 60 % are expected

@@ -15,7 +15,7 @@ from modernbert_train.clock import Clock, validations_in
 from modernbert_train.config.schema import DataConfig, EvalConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.path import plan_path
-from modernbert_train.plan.documents import Documents
+from modernbert_train.plan.document_lengths import Documents
 
 EXACT_TOKENS = 100_000_000  # longest run whose batches are all planned; takes about a second
 

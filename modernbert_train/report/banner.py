@@ -16,7 +16,7 @@ from modernbert_train.config.describe import advice
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.text import plural, rate, table, tokens_text
 from modernbert_train.core.versions import untested
-from modernbert_train.data.check import few_predictions, unread_rows
+from modernbert_train.data.check_shards import few_predictions, unread_rows
 from modernbert_train.data.facts import DataFacts
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.distributed.transport import find_transport

@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from modernbert_train.checkpoints.evaluations import read_results
 from modernbert_train.checkpoints.provenance import STARTS, read_starts
-from modernbert_train.checkpoints.results import read_results
 from modernbert_train.config.evals import BASELINE, BITS_PER_BYTE
-from modernbert_train.config.read import read_yaml
+from modernbert_train.config.read_yaml import read_yaml
 from modernbert_train.core.read_json import read_lines
 from modernbert_train.core.text import date, shorten
 from modernbert_train.core.trees import dotted
 from modernbert_train.data.statistics import DATA
 from modernbert_train.errors import DataError
 from modernbert_train.report.curves import Following, History, state_of
-from modernbert_train.report.data import pictures, read_data
-from modernbert_train.report.listing import in_use, run_state
-from modernbert_train.report.samples import read_samples
+from modernbert_train.report.data_json import pictures, read_data
+from modernbert_train.report.read_samples import read_samples
+from modernbert_train.report.run_list import in_use, run_state
 from modernbert_train.report.step_samples import NAN, ROUGH, as_json, means, thin
 from modernbert_train.report.summary import Newest, figures, progress_tiles, spent_in, tiles, warnings
 from modernbert_train.report.tables import MAX_FIGURES, run_tables

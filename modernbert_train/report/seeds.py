@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.config.read import read_yaml
+from modernbert_train.config.read_yaml import read_yaml
 from modernbert_train.core.text import printable
 from modernbert_train.errors import ConfigError
-from modernbert_train.report.listing import RunState
+from modernbert_train.report.run_list import RunState
 
 _OWN = ("name", "seed", "runs_folder")  # keys in which two repetitions of a run differ
 

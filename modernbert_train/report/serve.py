@@ -22,8 +22,8 @@ from typing import Any
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.errors import ConfigError
 from modernbert_train.report.document import Known, WatchedRun, document, names_of, points_of
-from modernbert_train.report.listing import require_folders, run_folders
 from modernbert_train.report.page import ONLY_OURS, render
+from modernbert_train.report.run_list import require_folders, run_folders
 
 PORT = 8421
 LOOPBACK = "127.0.0.1"

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from modernbert_train.checkpoints.evaluations import Result, table_rows
 from modernbert_train.checkpoints.provenance import Start, in_words
-from modernbert_train.checkpoints.results import Result, table_rows
 from modernbert_train.config.evals import BASELINE, COUNT
 from modernbert_train.core.text import date, fixed, percent, rate, shorten, tokens_text, whole
 from modernbert_train.data.statistics import RunStatistics, SourceCounts
 from modernbert_train.report.curves import Fault, History, Restart
-from modernbert_train.report.data import titled_folders
+from modernbert_train.report.data_json import titled_folders
 from modernbert_train.report.training_loss import LOSS_STEPS, training_loss
 
 LOSS, ACCURACY, FIGURE = fixed(3), percent(2), fixed(3)

@@ -22,7 +22,7 @@ from modernbert_train.distributed.compute import Compute
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_spans
 from modernbert_train.plan.gpus import DEVICE_NAMES, GPUS
-from modernbert_train.plan.teacher import teacher_flops, teacher_of
+from modernbert_train.plan.teacher_cost import teacher_flops, teacher_of
 
 _RECENT_STEPS = 50  # for the estimate of the time left
 _SLOWEST_PARTS = 20  # leave out the slowest 1 of 20 steps, at least one: it compiled, or waited for a rare event

@@ -12,7 +12,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.checkpoints.results import keep_result
+from modernbert_train.checkpoints.evaluations import keep_result
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import errors_to

@@ -36,7 +36,7 @@ from modernbert_train.models import build as models
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.models.init import initialize
 from modernbert_train.objectives import build_objective
-from modernbert_train.optim.build import apply_clock, build_optimizer
+from modernbert_train.optim.optimizers import apply_clock, build_optimizer
 from modernbert_train.train.gradients import count_terms, counts_per_rank, gradients
 from modernbert_train.vocabulary import Vocabulary
 

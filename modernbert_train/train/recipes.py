@@ -15,7 +15,7 @@ import yaml
 
 from modernbert_train.checkpoints.run_folder import BUSY, RunFolder, held
 from modernbert_train.config.load import load_run
-from modernbert_train.config.read import literal
+from modernbert_train.config.read_yaml import literal
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.claim import START_OVER
 from modernbert_train.core.files import write_whole

@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from modernbert_train.checkpoints.checkpoint import newest_checkpoint
-from modernbert_train.config.read import literal
+from modernbert_train.config.read_yaml import literal
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.claim import changes, refuse
 from modernbert_train.core.files import ending, lock, os_errors_as, write_whole
@@ -27,8 +27,8 @@ from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError, DataError, StorageError, in_words_of
 from modernbert_train.evaluate.finetune.result import DATA_FILES, RESULT, hashed, write_figures
 from modernbert_train.evaluate.retrieval.beir import files_of_beir, training_pairs
-from modernbert_train.evaluate.retrieval.recipe import Recipe
-from modernbert_train.evaluate.retrieval.retrieval import in_words, measure_trained
+from modernbert_train.evaluate.retrieval.evaluate_retrieval import in_words, measure_trained
+from modernbert_train.evaluate.retrieval.retrieval_recipe import Recipe
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named, encoder_source
 from modernbert_train.evaluate.retrieval.sentence_model import own_settings, sentence_folder
 from modernbert_train.train.recipes import (

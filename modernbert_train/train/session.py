@@ -1,7 +1,7 @@
 """One start of a run, from its configuration to its last line: the work of `python -m modernbert_train train`.
 
 The ranks join, rank 0 resolves the run for all (plan/resolve.py), the folder is opened, the start is found (start.py),
-the loop is built (build.py), and it runs (step.py).
+the loop is built (build_trainer.py), and it runs (step.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from modernbert_train.report.eval_delta import eval_delta
 from modernbert_train.report.progress import stage
 from modernbert_train.report.training_loss import losses_of, training_loss
 from modernbert_train.train import composer_internals
-from modernbert_train.train.build import build
+from modernbert_train.train.build_trainer import build
 from modernbert_train.train.callbacks import build_callbacks, check_loggers, own_callbacks
 from modernbert_train.train.start import Start, fill, find_first, find_start, record_start
 from modernbert_train.train.step import Loop

@@ -25,7 +25,7 @@ from modernbert_train.distributed.group import set_timeout
 from modernbert_train.distributed.heartbeat import post_heartbeat
 from modernbert_train.distributed.save_requests import Requests
 from modernbert_train.errors import RunError
-from modernbert_train.optim.build import apply_clock
+from modernbert_train.optim.optimizers import apply_clock
 from modernbert_train.optim.stable_adamw import clip
 from modernbert_train.train.adapters import inner_model
 from modernbert_train.train.checkpointing import Checkpoints

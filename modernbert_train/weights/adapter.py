@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint
+from modernbert_train.checkpoints.evaluations import run_of
 from modernbert_train.checkpoints.manifest import CONFIG_YAML
-from modernbert_train.checkpoints.results import run_of
 from modernbert_train.config.classify import LORA_A, LORA_B, LabelledConfig, LoraConfig
 from modernbert_train.core.files import os_errors_as, whole_folder
 from modernbert_train.core.tensor_files import write_tensors

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, commit, verify
+from modernbert_train.checkpoints.evaluations import run_of
 from modernbert_train.checkpoints.manifest import CONFIG_YAML
-from modernbert_train.checkpoints.results import run_of
 from modernbert_train.checkpoints.run_folder import RESOLVED, TOKENIZER_COPY
 from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.knob import phased_keys

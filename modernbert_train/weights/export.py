@@ -11,8 +11,8 @@ from typing import cast
 from torch import Tensor
 
 from modernbert_train.checkpoints.checkpoint import Checkpoint, newest_checkpoint
+from modernbert_train.checkpoints.evaluations import Result, read_results, run_of
 from modernbert_train.checkpoints.provenance import read_starts
-from modernbert_train.checkpoints.results import Result, read_results, run_of
 from modernbert_train.checkpoints.resume_rules import check_same_run
 from modernbert_train.checkpoints.run_folder import RunFolder
 from modernbert_train.config.contrastive import TOKEN_PROJECTION

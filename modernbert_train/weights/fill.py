@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from modernbert_train.config.read import runs_beside
+from modernbert_train.config.read_yaml import runs_beside
 from modernbert_train.core.files import anything_as
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.errors import DataError

@@ -27,7 +27,7 @@ from modernbert_train.vocabulary import SPECIAL_TOKENS_MAP, TOKENIZER, TOKENIZER
 from modernbert_train.weights.formats import HubFormat, export_format, format_of
 from modernbert_train.weights.formats.config_json import CONFIG_JSON, read_object
 from modernbert_train.weights.formats.sentence_encoder import DENSE, SentenceEncoder
-from modernbert_train.weights.formats.table import EXPORTED_BY
+from modernbert_train.weights.formats.table_format import EXPORTED_BY
 from modernbert_train.weights.formats.tensors import Shapes, from_hf, to_hf, unsupported_heads
 
 WEIGHTS, INDEX, CARD = "model.safetensors", "model.safetensors.index.json", "README.md"

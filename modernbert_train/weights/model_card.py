@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from modernbert_train.checkpoints.evaluations import Result, table_rows
 from modernbert_train.checkpoints.provenance import Start, in_words
-from modernbert_train.checkpoints.results import Result, table_rows
 from modernbert_train.checkpoints.saved_state import Averaged
 from modernbert_train.config.evals import BITS_PER_BYTE, TEMPERATURE
 from modernbert_train.config.objective import Order

@@ -18,7 +18,7 @@ from modernbert_train.checkpoints.saved_state import SavedState, read_state
 from modernbert_train.config.contrastive import ContrastiveConfig
 from modernbert_train.config.load import load_given, load_run
 from modernbert_train.config.model import RotaryConfig
-from modernbert_train.config.read import runs_beside
+from modernbert_train.config.read_yaml import runs_beside
 from modernbert_train.config.schema import ModelConfig, ModernBertConfig, RunConfig, WeightsConfig
 from modernbert_train.core.files import anything_as
 from modernbert_train.core.own_files import require_own_files

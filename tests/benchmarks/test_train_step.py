@@ -24,7 +24,7 @@ from modernbert_train.config.schema import ModernBertConfig
 from modernbert_train.data.facts import read_facts
 from modernbert_train.models.init import initialize
 from modernbert_train.plan.speed_settings import RunGpus, close_settings
-from modernbert_train.train.build import build_data, build_model
+from modernbert_train.train.build_trainer import build_data, build_model
 
 TINY = Case(
     ModernBertConfig(

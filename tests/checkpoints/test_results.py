@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from modernbert_train.checkpoints.results import EVALUATIONS, keep_result, read_results, run_of, table_rows
+from modernbert_train.checkpoints.evaluations import EVALUATIONS, keep_result, read_results, run_of, table_rows
 from modernbert_train.core.files import append_line
 
 

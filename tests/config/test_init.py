@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from modernbert_train.cli.before import STARTING_POINTS
-from modernbert_train.config.read import INCLUDE, read_yaml
-from modernbert_train.config.tools.init import starting_point
+from modernbert_train.config.read_yaml import INCLUDE, read_yaml
+from modernbert_train.config.tools.merge_yaml import starting_point
 from tests.support.verbs import Says
 
 YAMLS = Path(__file__).parents[2] / "yamls"

@@ -15,7 +15,7 @@ import torch
 from modernbert_train.config.schema import ComputeConfig, ModernBertConfig, StableAdamWConfig
 from modernbert_train.distributed.compute import choose_device
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.optim.build import build_optimizer
+from modernbert_train.optim.optimizers import build_optimizer
 from modernbert_train.weights.shares import Copier
 
 SIZE = ModernBertConfig(vocab_size=512, hidden_size=64, num_layers=3, num_heads=2, intermediate_size=96)

@@ -2,7 +2,7 @@
 
 import json
 
-from modernbert_train.distributed.gpus import use_expandable_segments
+from modernbert_train.distributed.visible_gpus import use_expandable_segments
 from tests.cuda_build.null import Account
 
 if __name__ == "__main__":

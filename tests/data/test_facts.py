@@ -20,7 +20,7 @@ import yaml
 from modernbert_train import vocabulary
 from modernbert_train.__main__ import main, read_run
 from modernbert_train.data import dataset_card
-from modernbert_train.data.check import check_data, without_words
+from modernbert_train.data.check_shards import check_data, without_words
 from modernbert_train.data.fingerprint import data_fingerprint
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.train import session

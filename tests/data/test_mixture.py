@@ -24,7 +24,7 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import ContrastiveConfig, MaskedLmConfig, RunConfig, StreamConfig
 from modernbert_train.core.keyed_random import derive
-from modernbert_train.data.check import check_data, describe_streams
+from modernbert_train.data.check_shards import check_data, describe_streams
 from modernbert_train.data.facts import read_facts
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.mixing import phase_weights

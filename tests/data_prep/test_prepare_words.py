@@ -18,7 +18,7 @@ from data_prep.make_tokenizer import encode_with_offsets, train_tokenizer
 from data_prep.prepare import main
 from data_prep.read.documents import Document, read_source
 from data_prep.read.html import STRIPPED
-from data_prep.read.words import inside_words
+from data_prep.read.segmented_words import inside_words
 from modernbert_train.config.tools.prepare import SourceConfig
 from modernbert_train.data.dataset_card import read_card
 from modernbert_train.data.mds import TokenShards

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from modernbert_train.__main__ import main
-from modernbert_train.distributed import compute, gpus
-from modernbert_train.distributed.gpus import (
+from modernbert_train.distributed import compute, visible_gpus
+from modernbert_train.distributed.visible_gpus import (
     count_gpus,
     use_expandable_segments,
     uses_gpu,
@@ -38,9 +38,9 @@ def test_what_the_variable_shows_is_counted(monkeypatch: pytest.MonkeyPatch, vis
 def test_what_the_driver_shows_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its files; under WSL, which has none, nvidia-smi."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus.glob, "glob", lambda pattern: {"/dev/nvidia[0-9]*": ["/dev/nvidia0"]}[pattern])
+    monkeypatch.setattr(visible_gpus.glob, "glob", lambda pattern: {"/dev/nvidia[0-9]*": ["/dev/nvidia0"]}[pattern])
     assert count_gpus() == 1
-    monkeypatch.setattr(gpus.glob, "glob", lambda pattern: [])
+    monkeypatch.setattr(visible_gpus.glob, "glob", lambda pattern: [])
     stand_in(tmp_path, "nvidia-smi", "echo 'GPU 0: NVIDIA RTX 4090 (UUID: x)\nGPU 1: NVIDIA RTX 4090 (UUID: y)'")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert count_gpus() == 2
@@ -48,7 +48,7 @@ def test_what_the_driver_shows_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_gpus_that_torch_does_not_see_are_no_reason_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(gpus, "driver_version", lambda: "470.1")
+    monkeypatch.setattr(visible_gpus, "driver_version", lambda: "470.1")
     expected = r"compute\.device=auto: this machine shows 2 GPUs, but torch sees none\. NVIDIA driver 470\.1; torch .*="
     with pytest.raises(ConfigError, match=expected.removesuffix("=") + r"set compute\.device=cpu"):
         uses_gpu("auto", "compute.device")
@@ -92,7 +92,7 @@ def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch:
     """Else a run whose plan fits may end for want of memory that lies idle in pieces."""
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(gpus, "_has_nvml", lambda: True)
+    monkeypatch.setattr(visible_gpus, "_has_nvml", lambda: True)
 
     def chosen(visible: str, **given: str) -> str | None:
         with monkeypatch.context() as now:
@@ -107,7 +107,7 @@ def test_memory_is_extended_in_place_unless_somebody_says_otherwise(monkeypatch:
     assert chosen("") is None, "no GPU"
     assert chosen("0", PYTORCH_ALLOC_CONF="backend:cudaMallocAsync") == "backend:cudaMallocAsync"
     assert chosen("0", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:64") is None
-    monkeypatch.setattr(gpus, "_has_nvml", lambda: False)
+    monkeypatch.setattr(visible_gpus, "_has_nvml", lambda: False)
     assert chosen("0") is None, "torch would crash"
 
 
@@ -117,9 +117,9 @@ def test_gpus_are_listed_without_torch(tmp_path: Path, monkeypatch: pytest.Monke
     stand_in(tmp_path, "nvidia-smi", "echo 'NVIDIA H100 80GB HBM3, 81559\nMIG, [N/A]'")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert gpus.shown_gpus() == [("NVIDIA H100 80GB HBM3", 81_559 << 20)]
+    assert visible_gpus.shown_gpus() == [("NVIDIA H100 80GB HBM3", 81_559 << 20)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert gpus.shown_gpus() == []
+    assert visible_gpus.shown_gpus() == []
 
 
 @pytest.mark.parametrize("verb", ["train", "finetune", "eval", "report"])
@@ -127,6 +127,6 @@ def test_every_verb_that_may_compute_asks_for_it(verb: str, monkeypatch: pytest.
     """Processes that it starts inherit it: the launcher's ranks, a sweep's trials."""
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr(gpus, "_has_nvml", lambda: True)
+    monkeypatch.setattr(visible_gpus, "_has_nvml", lambda: True)
     assert main([verb, *(["rte", "--model", "/none"] if verb == "finetune" else ["/none.yaml"])]) != 0
     assert os.environ.pop("PYTORCH_ALLOC_CONF") == "expandable_segments:True"

@@ -12,7 +12,7 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.models.init import initialize
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.tiling import grow_each
-from modernbert_train.train.build import build_model
+from modernbert_train.train.build_trainer import build_model
 from tests.support import sources
 from tests.support.runs import launch, weights
 from tests.support.sources import LARGER

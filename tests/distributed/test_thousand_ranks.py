@@ -38,7 +38,7 @@ from modernbert_train.errors import RunError
 from modernbert_train.plan.communication import transfers
 from modernbert_train.plan.memory import matrix_numbers, memory, summed_numbers
 from modernbert_train.plan.parameters import count_parameters
-from modernbert_train.train import build, session
+from modernbert_train.train import build_trainer, session
 from modernbert_train.train.step import Loop
 from tests.distributed.fake_ranks import PER_NODE, Call, Calls, Spoken, as_rank
 from tests.support.faulty import Fault, at_fault
@@ -143,7 +143,7 @@ def train_as(
         tracked: track the memory of the last step with torch's tracker.
     """
     spoken, found = Spoken(), []
-    all_see, set_clock, advance = build.ranks_that_see, Loop.set_clock, Loop.advance
+    all_see, set_clock, advance = build_trainer.ranks_that_see, Loop.set_clock, Loop.advance
     for number in first_middle_last(ranks):
         rank = Rank()
 
@@ -187,7 +187,7 @@ def train_as(
             as_rank(number, ranks, spoken),
             calls,
             patch.object(session, "build_callbacks", lambda *given, watch=watch: [watch]),
-            patch.object(build, "ranks_that_see", seen_by_all),
+            patch.object(build_trainer, "ranks_that_see", seen_by_all),
             patch.object(Saver, "_run", taken),
             patch.object(Loop, "set_clock", begins),
             patch.object(Loop, "advance", updated),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import launch.stages
+import launch.run_stages
 from modernbert_train.__main__ import parse
 from modernbert_train.cli.verbs import BY_NAME, make_parser
 from tests.docs.home import PREPARED, SMALLER, fork, furnish, type_in
@@ -76,7 +76,7 @@ def home(first: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A copy of that folder, in which the commands of another page run."""
     folder = Path(shutil.copytree(first[0], tmp_path / "reader", symlinks=True))
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(launch.stages, "start", fork)
+    monkeypatch.setattr(launch.run_stages, "start", fork)
     return folder
 
 

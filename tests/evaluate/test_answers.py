@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modernbert_train.config.schema import AnswerConfig
-from modernbert_train.evaluate.answers import answer_figures, predicted_answers
+from modernbert_train.evaluate.answer_spans import answer_figures, predicted_answers
 from tests.support.labelled import squad2
 
 WORDS = ["the", "a", "An", "cat", "Cat,", "dog", "sat.", "“the", "die-hard", "1,000", "été", "…", "!", "  "]

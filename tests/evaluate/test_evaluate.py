@@ -11,7 +11,7 @@ import pytest
 
 from modernbert_train.__main__ import read_run
 from modernbert_train.checkpoints.checkpoint import open_named
-from modernbert_train.checkpoints.results import read_results
+from modernbert_train.checkpoints.evaluations import read_results
 from modernbert_train.evaluate.evaluate import describe, evaluate_run
 from modernbert_train.evaluate.heldout import Evaluation
 from tests.support.front_door import Cli

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from modernbert_train.config.kinds import KINDS, metrics_of_objective
+from modernbert_train.config.task_kinds import KINDS, metrics_of_objective
 from modernbert_train.evaluate.metrics import OF_CLASSES, OF_SCORES, OF_SEVERAL, entity_figures, spans
 
 METRICS = {"single-label": OF_CLASSES, "multi-label": OF_SEVERAL, "regression": OF_SCORES}

@@ -19,7 +19,7 @@ from modernbert_train.clock import Clock
 from modernbert_train.config.schema import BertConfig, ProbeConfig, RunConfig
 from modernbert_train.distributed.compute import Compute
 from modernbert_train.errors import DataError
-from modernbert_train.evaluate.classifiers import linear, nearest
+from modernbert_train.evaluate.embedding_classifiers import linear, nearest
 from modernbert_train.evaluate.embeddings import embed
 from modernbert_train.evaluate.evaluators import build_evaluators
 from modernbert_train.evaluate.finetune.examples import TRAIN

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from modernbert_train.__main__ import main
 from modernbert_train.batch import IGNORED_LABEL, Batch, Packed
 from modernbert_train.evaluate.samples import PLACES, WINDOW, Samples, word_of
-from modernbert_train.report.samples import read_samples
+from modernbert_train.report.read_samples import read_samples
 
 IDS = {"[PAD]": 0, "[MASK]": 1, "[CLS]": 2, "[SEP]": 3} | {f"Ġw{i}": i for i in range(4, 40)}
 PREDICTS = torch.eye(40) * 9

@@ -7,7 +7,7 @@ from modernbert_train.config.schema import VARIANTS
 from modernbert_train.evaluate.evaluators import EVALUATORS
 from modernbert_train.models.build import ENCODERS
 from modernbert_train.objectives import OBJECTIVES
-from modernbert_train.optim.build import OPTIMIZERS
+from modernbert_train.optim.optimizers import OPTIMIZERS
 from modernbert_train.plan.census import ENCODER_COUNTS
 from modernbert_train.weights.formats import EXPORTS, FORMATS
 from tests.extension import toy_format

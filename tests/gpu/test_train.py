@@ -23,7 +23,7 @@ for needed in ("composer", "streaming", "tokenizers"):
         pytest.skip(f"{needed} is not installed", allow_module_level=True)
 
 from modernbert_train.__main__ import main
-from modernbert_train.train import adapters, build, session
+from modernbert_train.train import adapters, build_trainer, session
 from tests.support import runs
 
 COMMON = [f"compute.device={DEVICE.type}", "data.num_workers=0", *(["compute.precision=bf16"] if ON_GPU else [])]
@@ -42,11 +42,11 @@ def test_fsdp2_trains_on_one_rank_as_no_sharding_does(
     work on a GPU. With one rank `train` would leave FSDP2 out, so it is forced."""
     short = [*COMMON, "phases.long=null", "phases.short={tokens: 1200, batch_warmup: null}", "data.validation=null"]
     assert main(["train", *tiny_run(*short, "name=whole")]) == 0
-    for module in (adapters, build):
+    for module in (adapters, build_trainer):
         monkeypatch.setattr(module, "is_sharded", lambda config, num_ranks: True)
     sharded: list[bool] = []
-    check = build.assert_sharded
-    monkeypatch.setattr(build, "assert_sharded", lambda *given: sharded.append(check(*given) is None))
+    check = build_trainer.assert_sharded
+    monkeypatch.setattr(build_trainer, "assert_sharded", lambda *given: sharded.append(check(*given) is None))
     assert main(["train", *tiny_run(*short, "name=sharded", "distributed.strategy=fsdp2")]) == 0
     assert sharded == [True]
     share = 2e-2 if ON_GPU else 1e-5

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from modernbert_train.plan.trials import attempt, command_of
-from modernbert_train.plan.trials.table import TRIALS
+from modernbert_train.plan.trials.trials_table import TRIALS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -22,7 +22,7 @@ import launch.budget
 import launch.pretrain
 from data_prep.sample import MIN_BYTES, look_at_text, size_text
 from launch.budget import Chooser, Device, Speed, choose
-from launch.stages import Stage, run_stages
+from launch.run_stages import Stage, run_stages
 from modernbert_train.__main__ import main
 from modernbert_train.config.check import check
 from modernbert_train.config.load import load_run, load_typed
@@ -179,7 +179,7 @@ def test_a_machine_that_becomes_slower_is_reported_early_and_the_loss_is_set_bes
 def test_messages_about_a_running_command_appear_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch.stages, "_WATCH_SECONDS", 0.01)
+    monkeypatch.setattr(launch.run_stages, "_WATCH_SECONDS", 0.01)
     words = iter([None, "slow", "slow"])
     stage = Stage("a sleep", ["-c", "import time; time.sleep(1)"], watch=lambda: next(words))
     assert run_stages([stage]) == 0

@@ -17,7 +17,7 @@ from launch.rendezvous import Leaving, rendezvous
 from launch.topology import Topology
 from modernbert_train.distributed.group import STORE_PREFIX
 from modernbert_train.distributed.heartbeat import Beat
-from modernbert_train.distributed.rendezvous import wait_for_store, who_listens
+from modernbert_train.distributed.store_probe import wait_for_store, who_listens
 from modernbert_train.errors import ConfigError
 from tests.support import forked
 from tests.support.jobs import RUN, SHORT, environment
@@ -51,7 +51,7 @@ def listener(answer: bytes = b"") -> Iterator[int]:
 
 def test_a_store_is_distinguished_from_all_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's client waits for ever for a silent listener."""
-    monkeypatch.setattr("modernbert_train.distributed.rendezvous.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("modernbert_train.distributed.store_probe.ANSWER_SECONDS", 0.5)
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     assert who_listens(HERE, store.port) == "store"
     with listener() as port:
@@ -67,7 +67,7 @@ def test_a_store_is_distinguished_from_all_else(monkeypatch: pytest.MonkeyPatch)
 def test_a_taken_port_is_reported_at_once_where_the_store_would_be(
     node_rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("modernbert_train.distributed.rendezvous.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("modernbert_train.distributed.store_probe.ANSWER_SECONDS", 0.5)
     with (
         listener() as port,
         pytest.raises(ConfigError, match=f"port {port} is taken on this machine, .*Give another"),

@@ -22,10 +22,10 @@ from optuna.trial import TrialState, create_trial
 from launch.sweep import main
 from launch.sweeps.heartbeats import heartbeats
 from launch.sweeps.places import shares
-from launch.sweeps.results import show_results
-from launch.sweeps.rows import TrialRow, best_row, make_rows, ranked
 from launch.sweeps.space import make_space
-from launch.sweeps.store import REASON, Store
+from launch.sweeps.sweep_results import show_results
+from launch.sweeps.trial_rows import TrialRow, best_row, make_rows, ranked
+from launch.sweeps.trial_store import REASON, Store
 from modernbert_train.__main__ import read_run
 from modernbert_train.config.load import differences
 from modernbert_train.distributed import run_jobs

@@ -19,7 +19,7 @@ import pytest
 from optuna.trial import TrialState
 
 from launch.sweeps.space import Space, make_space, trial_name
-from launch.sweeps.store import REASON, SLOT, Store
+from launch.sweeps.trial_store import REASON, SLOT, Store
 from launch.sweeps.worker import Worker
 from modernbert_train.errors import StoppedEarly
 from tests.launch.fake_run import STEPS, loss

@@ -19,7 +19,7 @@ from benchmarks.batches import all_logits, lay_out, mean_loss
 from modernbert_train.batch import QUERY_RANK, Batch, Packed
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ModelConfig, ModernBertConfig
-from modernbert_train.models.pairs import PairHead
+from modernbert_train.models.sop import PairHead
 from modernbert_train.weights.formats import export_format, xlnet
 from modernbert_train.weights.formats.tensors import to_hf
 from tests.support.attention import WAYS

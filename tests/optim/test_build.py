@@ -20,8 +20,8 @@ from modernbert_train.config.schema import (
     StableAdamWConfig,
 )
 from modernbert_train.errors import ConfigError
-from modernbert_train.optim.build import OPTIMIZERS, apply_clock, build_optimizer
 from modernbert_train.optim.groups import decay_groups, weights_of
+from modernbert_train.optim.optimizers import OPTIMIZERS, apply_clock, build_optimizer
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.weights.gather import gather_optimizer, load_optimizer
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from modernbert_train.clock import Clock
 from modernbert_train.config.schema import VARIANTS, PhaseConfig, RunConfig
-from modernbert_train.optim.build import apply_clock, build_optimizer
+from modernbert_train.optim.optimizers import apply_clock, build_optimizer
 
 CHANGED: dict[str, Any] = {
     "lr": 2e-3,

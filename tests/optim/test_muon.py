@@ -30,9 +30,9 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
 from modernbert_train.models.sharding import like
-from modernbert_train.optim.build import apply_clock, build_optimizer
 from modernbert_train.optim.groups import weights_of
 from modernbert_train.optim.muon import SCALES, Muon, Rule, share_out
+from modernbert_train.optim.optimizers import apply_clock, build_optimizer
 from modernbert_train.optim.stable_adamw import StableAdamW
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import optimizer_flops

@@ -16,7 +16,7 @@ from modernbert_train import __version__
 from modernbert_train.plan import doctor, trials
 from modernbert_train.plan.doctor import Finding
 from modernbert_train.plan.trials import Outcome
-from modernbert_train.plan.trials.table import TRIALS
+from modernbert_train.plan.trials.trials_table import TRIALS
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from modernbert_train.config.schema import (
 )
 from modernbert_train.models.attention.visible import QUERY_BLOCK, Visible
 from modernbert_train.models.build import build_model
-from modernbert_train.models.pairs import ORDER, PAIRS
 from modernbert_train.models.replaced import DRAWS, TOKENS
+from modernbert_train.models.sop import ORDER, PAIRS
 from modernbert_train.objectives.permutation import PermutationLM
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import flops_per_token, mean_keys, mean_spans

@@ -33,7 +33,7 @@ from modernbert_train.models.attention import varlen
 from modernbert_train.models.build import build_model
 from modernbert_train.models.lora import add_adapters
 from modernbert_train.models.modernbert import ModernBertForMaskedLM
-from modernbert_train.optim.build import build_optimizer
+from modernbert_train.optim.optimizers import build_optimizer
 from modernbert_train.plan.gpus import GPUS
 from modernbert_train.plan.memory import (
     Memory,

@@ -17,6 +17,7 @@ from modernbert_train.config.schema import (
     StableAdamWConfig,
 )
 from modernbert_train.plan.advice import settings
+from modernbert_train.plan.attended_keys import mean_tiles
 from modernbert_train.plan.census import census
 from modernbert_train.plan.cost import bill_of
 from modernbert_train.plan.gpus import GPUS
@@ -34,7 +35,6 @@ from modernbert_train.plan.speed import (
     parts,
     product_seconds,
 )
-from modernbert_train.plan.tiles import mean_tiles
 from tests.support.paths import ROOT
 
 

@@ -13,7 +13,7 @@ from modernbert_train.clock import Clock
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.data.batch_warmup import batch_rows_at
 from modernbert_train.data.facts import read_facts
-from modernbert_train.plan.documents import Documents, read_documents, rows_of
+from modernbert_train.plan.document_lengths import Documents, read_documents, rows_of
 from modernbert_train.plan.make import make_plan
 from modernbert_train.plan.memory import checkpoint_bytes
 from modernbert_train.plan.step_counts import StepRange, crossings, crossings_or_ends, step_ranges, validations

@@ -19,7 +19,7 @@ from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, flops_per_token, mean_spans
 from modernbert_train.plan.make import Plan, make_plan
 from modernbert_train.plan.sections import sections
-from modernbert_train.plan.teacher import teacher_bytes, teacher_flops
+from modernbert_train.plan.teacher_cost import teacher_bytes, teacher_flops
 from tests.support.kept_memory import SMALL, Attend, autocast, running_total, use_kernel
 from tests.support.plan_batches import counting_flops, make_batch
 

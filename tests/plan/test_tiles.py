@@ -9,8 +9,8 @@ import pytest
 
 from modernbert_train.config.objective import Order
 from modernbert_train.config.schema import ModernBertConfig
+from modernbert_train.plan.attended_keys import TILE, mean_tiles, mixed
 from modernbert_train.plan.census import census
-from modernbert_train.plan.tiles import TILE, mean_tiles, mixed
 
 
 def touched(tokens: int, window: int | None, order: Order) -> int:

@@ -17,7 +17,7 @@ from modernbert_train.models.attention.visible import Visible
 from modernbert_train.plan.trials import Outcome, attempt, command_of
 from modernbert_train.plan.trials.attention import HALF_WINDOW, try_attention
 from modernbert_train.plan.trials.compiler_and_backends import try_backend, try_compile
-from modernbert_train.plan.trials.table import TRIALS
+from modernbert_train.plan.trials.trials_table import TRIALS
 
 
 def outcome_of(code: str, seconds: float = 60) -> Outcome:

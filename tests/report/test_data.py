@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from modernbert_train.report.data import pictures, read_data
+from modernbert_train.report.data_json import pictures, read_data
 from modernbert_train.report.tables import source_rows
 from tests.support.report_page import HOSTILE, statistics
 

@@ -16,7 +16,7 @@ from modernbert_train.config.load import to_yaml
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.evaluate.heldout import Evaluation
 from modernbert_train.report.banner import final_summary
-from modernbert_train.report.listing import read_run_state
+from modernbert_train.report.run_list import read_run_state
 from modernbert_train.report.tables import final_loss
 from modernbert_train.report.training_loss import LOSS_STEPS, losses_of, training_loss
 from tests.support.tiny_run import TinyRun

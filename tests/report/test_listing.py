@@ -12,7 +12,7 @@ from modernbert_train.__main__ import main, read_run
 from modernbert_train.checkpoints.provenance import STARTS
 from modernbert_train.config.load import to_yaml
 from modernbert_train.core.files import lock_now
-from modernbert_train.report.listing import last_entries, list_runs
+from modernbert_train.report.run_list import last_entries, list_runs
 from tests.report.records import step, validation
 from tests.support.tiny_run import TinyRun
 

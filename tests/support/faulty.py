@@ -21,7 +21,7 @@ from modernbert_train.__main__ import read_run
 from modernbert_train.data.facts import read_facts
 from modernbert_train.models.layers import GeGLU
 from modernbert_train.train.adapters import ComposerObjective
-from modernbert_train.train.build import build_data
+from modernbert_train.train.build_trainer import build_data
 from modernbert_train.train.checkpointing import Checkpoints
 from modernbert_train.train.step import Loop
 

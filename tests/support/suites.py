@@ -84,7 +84,9 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def suite(real_suite: Suite, stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> Suite:
     """Return a suite with stand-ins for runs, and two models."""
-    monkeypatch.setattr("modernbert_train.evaluate.suite.run.look_up", lambda source: NamedModel("file", Path(source)))
+    monkeypatch.setattr(
+        "modernbert_train.evaluate.suite.run_suite.look_up", lambda source: NamedModel("file", Path(source))
+    )
     real_suite.one.mkdir()
     real_suite.two.mkdir()
     return real_suite

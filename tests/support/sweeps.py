@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.sweeps.space import Space, make_space
-from launch.sweeps.store import Store, slots
+from launch.sweeps.trial_store import Store, slots
 from launch.sweeps.worker import Worker
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.sweep import SweepConfig

@@ -14,7 +14,7 @@ import transformers
 
 from benchmarks.batches import lay_out
 from modernbert_train.__main__ import main
-from modernbert_train.models.pairs import WithOrder
+from modernbert_train.models.sop import WithOrder
 from modernbert_train.weights.hf_folder import load_weights as load_folder
 from tests.support import neobert
 from tests.support.matrix import COMPARING, ENCODERS, OBJECTIVES, PAIRS, system

@@ -15,7 +15,7 @@ from huggingface_hub import ModelCard
 
 from modernbert_train import __version__
 from modernbert_train.__main__ import main
-from modernbert_train.checkpoints.results import keep_result
+from modernbert_train.checkpoints.evaluations import keep_result
 from modernbert_train.data.dataset_card import read_card, write_card
 from tests.support.front_door import Cli
 from tests.support.runs import newest, records

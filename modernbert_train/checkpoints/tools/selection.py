@@ -11,7 +11,7 @@ from modernbert_train.checkpoints.manifest import CONFIG_YAML, NAME, step_folder
 from modernbert_train.checkpoints.replica import store_of
 from modernbert_train.checkpoints.store import Store
 from modernbert_train.config.load import load_run
-from modernbert_train.config.read import runs_beside
+from modernbert_train.config.read_yaml import runs_beside
 from modernbert_train.config.schema import RunConfig
 from modernbert_train.core.files import errors_to
 from modernbert_train.errors import ConfigError, RunError, StorageError

@@ -9,8 +9,8 @@ from typing import Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.classify import LoraConfig
-from modernbert_train.config.kinds import KINDS, SPANS, KindName
 from modernbert_train.config.knob import bound_mistakes, knob, rate_knob
+from modernbert_train.config.task_kinds import KINDS, SPANS, KindName
 from modernbert_train.core.text import is_plain_name
 
 _SHRINKS = "since it is the share by which weights shrink in a step; usual are 1e-6 to 1e-5"

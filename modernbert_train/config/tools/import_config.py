@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from modernbert_train.config.read import read_yaml
+from modernbert_train.config.read_yaml import read_yaml
 from modernbert_train.core.trees import dotted
 from modernbert_train.errors import ConfigError
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal
 from omegaconf import MISSING
 
 from modernbert_train.config.knob import bound_mistakes, knob
-from modernbert_train.config.read import read_override, read_yaml
+from modernbert_train.config.read_yaml import read_override, read_yaml
 
 SMALLEST_VOCABULARY = 320  # 256 bytes and 5 special tokens, rounded up to a multiple of 64
 LANGUAGE_FILTER, REGEX_FILTER = "LanguageFilter", "RegexFilter"
@@ -219,7 +219,7 @@ class PrepareConfig(DatasetConfig):
     min_characters: int = 1  # shorter documents are dropped and counted
     on_error: Literal["skip", "stop"] = "skip"  # damaged documents: drop and count, or stop at the first
 
-    home = "data_prep.text"
+    home = "data_prep.text_kind"
 
     @property
     def evaluation_sets(self) -> Mapping[str, SourceConfig]:

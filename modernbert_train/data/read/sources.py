@@ -14,7 +14,7 @@ from modernbert_train.data.read.conll import read_conll
 from modernbert_train.data.read.delimited import read_csv
 from modernbert_train.data.read.encodings import UTF_8
 from modernbert_train.data.read.fasta import read_fasta
-from modernbert_train.data.read.files import file_state, source_files
+from modernbert_train.data.read.find_files import file_state, source_files
 from modernbert_train.data.read.hub import hub_shards, read_hub
 from modernbert_train.data.read.jsonl import read_jsonl
 from modernbert_train.data.read.lines import read_lines

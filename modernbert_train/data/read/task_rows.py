@@ -13,7 +13,7 @@ from modernbert_train.config.tools.prepare import RowSourceConfig
 from modernbert_train.core.files import TABLE_ENDS, ending
 from modernbert_train.core.read_json import MAX_BYTES, parse_json
 from modernbert_train.core.text import shown_value
-from modernbert_train.data.read.files import TABLES
+from modernbert_train.data.read.find_files import TABLES
 from modernbert_train.data.read.jsonl import has_half_pair
 from modernbert_train.data.read.rows import HALF_PAIR, Columns, Row, Span, sound_rows
 from modernbert_train.data.read.sources import read_rows

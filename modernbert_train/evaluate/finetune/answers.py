@@ -157,7 +157,7 @@ class Answers(Kind):
 
     def figures(self, outputs: Outputs) -> dict[str, float]:
         """See `Kind`; metrics are over questions, the loss is the mean over windows with a known answer."""
-        from modernbert_train.evaluate.answers import answer_figures, predicted_answers
+        from modernbert_train.evaluate.answer_spans import answer_figures, predicted_answers
         from modernbert_train.evaluate.metrics import finite, span_loss
 
         texts = read_texts(Path(outputs.settings.shards))
@@ -171,7 +171,7 @@ class Answers(Kind):
 
     def predicted(self, texts: Sequence[Mapping[str, Any]], logits: Logits, objective: Any) -> Iterator[dict[str, Any]]:
         """See `Kind`."""
-        from modernbert_train.evaluate.answers import predicted_answers
+        from modernbert_train.evaluate.answer_spans import predicted_answers
 
         for answer in predicted_answers(texts, logits.numpy(), objective):
             scores = {"answer": answer.score, "null": answer.null_score}

@@ -2,7 +2,7 @@
 
 A kind owns all that differs between tasks: how rows and labels are read, which objective learns them (which decides the
 head, the loss and transformers' class of the export), the figures, and the lines of predictions.jsonl. A new kind is a
-file in this folder and a row in config/kinds.py; relation.py is the shortest example.
+file in this folder and a row in config/task_kinds.py; relation.py is the shortest example.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
-from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.plugins import code_at
 from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.task_kinds import KINDS
 from modernbert_train.config.tools.finetune import TaskConfig, common_problems
 from modernbert_train.config.tools.suite import SubmitConfig
 from modernbert_train.data.read.task_rows import ENDS, TaskRow, table_rows

@@ -29,7 +29,7 @@ from modernbert_train.evaluate.finetune.counts import Counts, in_words
 from modernbert_train.evaluate.finetune.examples import TRAIN, Split
 from modernbert_train.evaluate.finetune.kinds import kind_of
 from modernbert_train.evaluate.finetune.numbers import Labels
-from modernbert_train.evaluate.finetune.read import files_of, read_splits
+from modernbert_train.evaluate.finetune.read_texts import files_of, read_splits
 from modernbert_train.evaluate.finetune.result import hashed
 from modernbert_train.evaluate.finetune.tokens import SPECIAL_TOKENS, Reader
 from modernbert_train.evaluate.label_sidecar import file_of_texts

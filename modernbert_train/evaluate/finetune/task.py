@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from modernbert_train.config.check import check
-from modernbert_train.config.kinds import KINDS
 from modernbert_train.config.knob import may
 from modernbert_train.config.load import load_run, load_typed
 from modernbert_train.config.schema import VARIANTS, RunConfig
+from modernbert_train.config.task_kinds import KINDS
 from modernbert_train.config.tools.finetune import TASK_KEYS, TaskConfig
 from modernbert_train.core.installed import YAMLS
 from modernbert_train.core.text import file_name
 from modernbert_train.errors import ConfigError, RunError
 from modernbert_train.evaluate.finetune.kinds import task_problems
-from modernbert_train.evaluate.finetune.read import files_of, first_row
+from modernbert_train.evaluate.finetune.read_texts import files_of, first_row
 from modernbert_train.weights.names import look_up
 
 SEED = 1618  # the first of those that ModernBERT was evaluated with

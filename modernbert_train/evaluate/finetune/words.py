@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from modernbert_train.batch import IGNORED_LABEL
-from modernbert_train.config.kinds import SPANS
 from modernbert_train.config.schema import ModelConfig
+from modernbert_train.config.task_kinds import SPANS
 from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.files import ending
 from modernbert_train.data.read.conll import TAGS, WORDS, loose_tags, require_span_tag, token_lists

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from modernbert_train.distributed.gpus import uses_gpu
+from modernbert_train.distributed.visible_gpus import uses_gpu
 from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import FROZEN, SEED, Named, named_model
 

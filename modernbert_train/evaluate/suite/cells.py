@@ -26,7 +26,6 @@ from modernbert_train.core.installed import path_of_children
 from modernbert_train.core.read_json import is_count, read_json
 from modernbert_train.core.text import duration, file_name
 from modernbert_train.data.dataset_card import file_sha256
-from modernbert_train.distributed.gpus import count_gpus
 from modernbert_train.distributed.run_jobs import (
     Failure,
     Failures,
@@ -36,6 +35,7 @@ from modernbert_train.distributed.run_jobs import (
     newest_line,
     run_all,
 )
+from modernbert_train.distributed.visible_gpus import count_gpus
 from modernbert_train.errors import DataError, StoppedEarly, StorageError
 from modernbert_train.evaluate.finetune.result import DATA_FILES, RESULT, read_result
 from modernbert_train.evaluate.finetune.shards import DECIDES, DECIDES_IF_SET

@@ -35,7 +35,7 @@ from modernbert_train.evaluate.finetune.task import (
     run_name,
 )
 from modernbert_train.evaluate.retrieval.bm25 import BM25, OF_ENCODERS
-from modernbert_train.evaluate.retrieval.recipe import read_recipe
+from modernbert_train.evaluate.retrieval.retrieval_recipe import read_recipe
 from modernbert_train.evaluate.retrieval.runs import MODEL
 from modernbert_train.evaluate.suite.cells import Cell, Failure, Failures, forget, log_of
 from modernbert_train.weights.names import weights_hash

@@ -2,7 +2,7 @@
 
 A trial computes a few numbers, forward and backward, on the device that a run would use, and compares them with a plain
 reference. `attempt` runs it in a separate process with a time limit, so a kernel that crashes, hangs or leaves the GPU
-in disorder costs one line. Only features that were tried count as usable. table.py lists the trials.
+in disorder costs one line. Only features that were tried count as usable. trials_table.py lists the trials.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _outcome(output: str, code: int) -> Outcome:
 def command_of(name: str) -> list[str]:
     """Return the command that runs a trial of TRIALS, from any folder."""
     root = str(Path(__file__).parents[3])
-    call = f"from modernbert_train.plan.trials.table import answer; answer({name!r})"
+    call = f"from modernbert_train.plan.trials.trials_table import answer; answer({name!r})"
     code = f"import sys; sys.path.insert(0, {root!r}); {call}"
     return [sys.executable, "-c", code]
 

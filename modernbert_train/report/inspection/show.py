@@ -25,7 +25,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.objectives import build_objective
 from modernbert_train.plan.resolve import resolve
 from modernbert_train.report.inspection.figures import length_histogram, mixture_table, packing_lines
-from modernbert_train.report.inspection.rows import Painter, RowWriter, count_marks, legend
+from modernbert_train.report.inspection.print_rows import Painter, RowWriter, count_marks, legend
 
 MEASURED_ROWS = 400  # for packing and mixture
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from modernbert_train.config.objective import Order
-from modernbert_train.config.read import shown
+from modernbert_train.config.read_yaml import shown
 from modernbert_train.config.schema import BertConfig, ContrastiveConfig, ModelConfig, ModernBertConfig
 from modernbert_train.core.own_files import require_own_files
 from modernbert_train.core.read_json import is_count
@@ -38,7 +38,7 @@ from modernbert_train.weights.formats.config_json import ADAPTER_JSON, CONFIG_JS
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.headless import Headless, is_headless
 from modernbert_train.weights.formats.sentence_encoder import WITH_HEAD, SentenceEncoder, read_own
-from modernbert_train.weights.formats.table import EXPORTED_BY, Format
+from modernbert_train.weights.formats.table_format import EXPORTED_BY, Format
 
 
 class HubFormat(Protocol):

@@ -18,7 +18,7 @@ from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import bert
 from modernbert_train.weights.formats.config_json import PAIR_HEAD, Content
-from modernbert_train.weights.formats.table import SPECIAL, places
+from modernbert_train.weights.formats.table_format import SPECIAL, places
 
 # module of a unit here -> in a layer of transformers
 _ATTENTION: dict[str, tuple[str, ...]] = {

@@ -15,7 +15,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.errors import ConfigError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import PAIR_HEAD, SIZES, Content
-from modernbert_train.weights.formats.table import SPECIAL, Format
+from modernbert_train.weights.formats.table_format import SPECIAL, Format
 
 KEYS = SIZES | {"segments": "type_vocab_size", "norm_eps": "layer_norm_eps", "init_std": "initializer_range"}
 LAYER = {

@@ -24,7 +24,7 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import albert, bert, deberta, distilbert, esm, llama, modernbert, xlnet
 from modernbert_train.weights.formats.config_json import Content, Described
-from modernbert_train.weights.formats.table import Around, Format, places
+from modernbert_train.weights.formats.table_format import Around, Format, places
 
 _MOST_LABELS = 1 << 20  # bounds the memory that a damaged file can take
 

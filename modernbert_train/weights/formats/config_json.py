@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from modernbert_train.config.model import MAX_LAYERS, MAX_WIDTH
 from modernbert_train.config.objective import Order
-from modernbert_train.config.read import shown
+from modernbert_train.config.read_yaml import shown
 from modernbert_train.config.schema import ModelConfig, ObjectiveConfig
 from modernbert_train.core.files import os_errors_as
 from modernbert_train.core.read_json import read_json

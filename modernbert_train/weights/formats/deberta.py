@@ -18,7 +18,7 @@ from modernbert_train.weights.formats import bert
 from modernbert_train.weights.formats.config_json import SIZES, Content
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.shape import Shape
-from modernbert_train.weights.formats.table import SPECIAL
+from modernbert_train.weights.formats.table_format import SPECIAL
 
 POSITIONS = ("c2p", "p2c")  # values of pos_att_type, in any order, also joined by |
 _LAYER = bert.LAYER | {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modernbert_train.config.bert import DistilBertConfig
-from modernbert_train.weights.formats.table import Format
+from modernbert_train.weights.formats.table_format import Format
 
 _LAYER = {
     "attn.Wqkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),

@@ -16,7 +16,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import bert
 from modernbert_train.weights.formats.config_json import Content
-from modernbert_train.weights.formats.table import Format
+from modernbert_train.weights.formats.table_format import Format
 
 TOKEN_HEAD = "token_head"  # name of the module `TokenClass`
 

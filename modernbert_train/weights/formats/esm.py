@@ -14,7 +14,7 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import bert
 from modernbert_train.weights.formats.config_json import Content
-from modernbert_train.weights.formats.table import SPECIAL, Format
+from modernbert_train.weights.formats.table_format import SPECIAL, Format
 
 
 def _more(config: EsmConfig, order: Order, vocabulary: Vocabulary) -> dict[str, Any]:

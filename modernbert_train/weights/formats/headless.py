@@ -12,7 +12,7 @@ from typing import Any
 from modernbert_train.config.objective import Order
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Described
-from modernbert_train.weights.formats.table import Around
+from modernbert_train.weights.formats.table_format import Around
 
 _ENDS = ("ForMaskedLM", "ForCausalLM", "ForPreTraining", "LMHeadModel")
 _OTHERS = {"Gemma3ForCausalLM": "Gemma3TextModel", "NeoBERTLMHead": "NeoBERT"}

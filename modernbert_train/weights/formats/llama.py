@@ -16,7 +16,7 @@ from modernbert_train.config.objective import Order
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import rope
 from modernbert_train.weights.formats.config_json import SIZES, Content
-from modernbert_train.weights.formats.table import SPECIAL, Format
+from modernbert_train.weights.formats.table_format import SPECIAL, Format
 
 KEYS = SIZES | {"norm_eps": "rms_norm_eps", "init_std": "initializer_range"}
 

@@ -15,7 +15,7 @@ from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import rope
 from modernbert_train.weights.formats.config_json import SIZES, Content
-from modernbert_train.weights.formats.table import SPECIAL, Format
+from modernbert_train.weights.formats.table_format import SPECIAL, Format
 
 OUT_DROPOUT = "attention_out_dropout"  # this program's key
 # Names in checkpoints of Composer -> transformers' names; the longer prefix first. `bert` is AnswerDotAI's FlexBERT; a

@@ -15,7 +15,7 @@ from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats import modernbert
 from modernbert_train.weights.formats.electra import TOKEN_HEAD
 from modernbert_train.weights.formats.shape import Shape
-from modernbert_train.weights.formats.table import places
+from modernbert_train.weights.formats.table_format import places
 
 ARCHITECTURE = "ModernBertForTokenClassification"
 LABELS = ("original", "replaced")

@@ -12,7 +12,7 @@ from modernbert_train.config.neobert import NeoBertConfig
 from modernbert_train.config.objective import Order
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Content
-from modernbert_train.weights.formats.table import Format
+from modernbert_train.weights.formats.table_format import Format
 
 _CODE = "chandar-lab/NeoBERT--model"
 _CLASSES = {

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from modernbert_train.config.model import RotaryConfig
-from modernbert_train.config.read import shown
+from modernbert_train.config.read_yaml import shown
 from modernbert_train.errors import DataError
 from modernbert_train.weights.formats.config_json import Content
 

@@ -17,7 +17,7 @@ from modernbert_train.config.schema import ContrastiveConfig
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import Content, Described, read_object
 from modernbert_train.weights.formats.headless import without_head
-from modernbert_train.weights.formats.table import Around
+from modernbert_train.weights.formats.table_format import Around
 
 WITH_HEAD, POOLING, WIDTH = "with_head", "pooling_of_vectors", "token_vectors"  # this program's keys in config.json
 DENSE = "1_Dense"  # folder of the projection

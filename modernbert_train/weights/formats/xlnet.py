@@ -16,7 +16,7 @@ from modernbert_train.config.xlnet import XLNetConfig
 from modernbert_train.vocabulary import Vocabulary
 from modernbert_train.weights.formats.config_json import PREDICTS_FROM, Content
 from modernbert_train.weights.formats.shape import Shape
-from modernbert_train.weights.formats.table import Format
+from modernbert_train.weights.formats.table_format import Format
 
 QUERY_TOKENS, OWN_PLACE = "query_tokens", "own_place"  # values of PREDICTS_FROM; a missing key means query tokens
 # Memory of earlier text, which does not change the weights: switched off in exports, and ignored in reading.

@@ -15,7 +15,7 @@ import pytest
 
 from modernbert_train.checkpoints.manifest import MANIFEST
 from modernbert_train.checkpoints.run_folder import take_lock
-from modernbert_train.checkpoints.tools import listing
+from modernbert_train.checkpoints.tools import checkpoint_list
 from tests.checkpoints.tools.small_run import SmallRun, as_schema_4, write_sharded
 from tests.support.probed import call_probed
 from tests.support.small_checkpoint import edit_state
@@ -159,14 +159,14 @@ def test_a_run_that_is_trained_may_be_looked_at(run: SmallRun) -> None:
 
 def test_one_that_the_run_removes_meanwhile_is_no_damage(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise retention would raise a false alarm for users who monitor a run by `verify`."""
-    real = listing.look
+    real = checkpoint_list.look
 
     def look(folder: Path) -> object:
         if folder == run.at(300):
             shutil.rmtree(folder)
         return real(folder)
 
-    monkeypatch.setattr(listing, "look", look)
+    monkeypatch.setattr(checkpoint_list, "look", look)
     assert "4 valid checkpoints" in run.says("verify", run.folder)
 
 

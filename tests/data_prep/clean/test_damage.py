@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from data_prep.clean.clean_documents import SourceTally, Tally
 from data_prep.clean.damage import damaged_sources
-from data_prep.clean.documents import SourceTally, Tally
 from data_prep.read.documents import Document, read_source
 from data_prep.tokenizer import main as tokenizer_main
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.clean.documents import Tally
+from data_prep.clean.clean_documents import Tally
 from data_prep.clean.fields import as_score, as_text, stream_of
 from data_prep.read.documents import Document, read_source
 from modernbert_train.config.tools.prepare import SourceConfig, StreamsConfig

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from data_prep.clean.duplicates import _Signature
 from data_prep.clean.filters import make_screen
-from data_prep.clean.words import PlainWords
+from data_prep.clean.word_filters import PlainWords
 from data_prep.prepare import main
 from data_prep.tasks.work import Work
 from modernbert_train.config.tools.prepare import FilterConfig, NearDuplicatesConfig

@@ -23,7 +23,7 @@ from data_prep.sample import look_at_text
 from modernbert_train.__main__ import main
 from modernbert_train.config.load import load_typed
 from modernbert_train.config.tools.prepare import PrepareConfig, SourceConfig
-from modernbert_train.data.read.files import passed_over, passed_over_lines, source_files
+from modernbert_train.data.read.find_files import passed_over, passed_over_lines, source_files
 from modernbert_train.data.read.rows import LeftOut
 from modernbert_train.data.read.task_rows import table_rows
 from modernbert_train.errors import ConfigError, DataError

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from data_prep.prepare import main
-from data_prep.tasks.workers import Workers
+from data_prep.tasks.task_workers import Workers
 from data_prep.write.workspace import is_at_work
 from modernbert_train.errors import DataError, RunError
 from tests.data_prep.fake_tasks import BadData, KilledAtTwo, Squares

@@ -17,7 +17,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from modernbert_train.api import load_model
-from modernbert_train.checkpoints.results import read_results
+from modernbert_train.checkpoints.evaluations import read_results
 from modernbert_train.checkpoints.run_folder import held
 from modernbert_train.config.load import load_run
 from modernbert_train.core.files import lock_now

@@ -17,7 +17,7 @@ from modernbert_train.config.tools.finetune import TaskConfig
 from modernbert_train.core.tensor_files import read_tensors
 from modernbert_train.errors import DataError
 from modernbert_train.evaluate.finetune.kinds import kind_of
-from modernbert_train.evaluate.finetune.read import read_splits
+from modernbert_train.evaluate.finetune.read_texts import read_splits
 from modernbert_train.evaluate.finetune.shards import prepare
 from tests.support.finetuning import Tuning, metrics, predictions
 from tests.support.finetuning_fixtures import Hub

@@ -20,7 +20,7 @@ from modernbert_train.data.packing import Chunk
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.examples import Example
 from modernbert_train.evaluate.finetune.kinds import kind_of, task_problems
-from modernbert_train.evaluate.finetune.read import read_splits
+from modernbert_train.evaluate.finetune.read_texts import read_splits
 from modernbert_train.evaluate.finetune.shards import Prepared, prepare, warnings_of
 from modernbert_train.evaluate.finetune.task import read_task
 from modernbert_train.evaluate.finetune.tokens import cut

@@ -113,7 +113,7 @@ def test_the_recipe_is_right_but_for_its_texts_and_mistakes_are_reported_before_
     tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)  # importing it would fail
-    monkeypatch.setattr("modernbert_train.evaluate.retrieval.retrieval.require", lambda *_: None)
+    monkeypatch.setattr("modernbert_train.evaluate.retrieval.evaluate_retrieval.require", lambda *_: None)
     folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])
     runs, pairs = f"runs_folder={tmp_path}/runs", tmp_path / "a.tsv"
     pairs.write_text("query\tpositive\tnegative\na\tb\tc\n")
@@ -170,7 +170,7 @@ def test_code_in_a_folder_of_sentence_transformers_is_not_run(
     module: dict[str, str], keys: list[str], code: int, message: str,
     tmp_path: Path, write_beir: WriteBeir, monkeypatch: pytest.MonkeyPatch, cli: Cli,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("modernbert_train.evaluate.retrieval.retrieval.require", lambda *_: None)
+    monkeypatch.setattr("modernbert_train.evaluate.retrieval.evaluate_retrieval.require", lambda *_: None)
     folder = write_beir(CORPUS, QUERIES, test=[("q1", "d1", 1)])
     (tmp_path / "model").mkdir()
     (tmp_path / "model/modules.json").write_text(json.dumps([module]))

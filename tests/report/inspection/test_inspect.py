@@ -25,7 +25,7 @@ from modernbert_train.data.open_shards import open_streams
 from modernbert_train.data.path import plan_path
 from modernbert_train.data.planner import BatchPlan
 from modernbert_train.report.inspection.figures import length_histogram
-from modernbert_train.report.inspection.rows import visible, wants_color
+from modernbert_train.report.inspection.print_rows import visible, wants_color
 from modernbert_train.report.inspection.show import inspect_run
 from modernbert_train.vocabulary import read_vocabulary
 from tests.support.probed import call_probed
@@ -41,7 +41,7 @@ def planned(config: RunConfig) -> tuple[TokenStreams, list[BatchPlan]]:
 
 def trained_rows(config: RunConfig, number: int) -> list[str]:
     """Return the rows of a batch of the training loader, formatted token by token."""
-    from modernbert_train.train.build import build_data
+    from modernbert_train.train.build_trainer import build_data
 
     tokenizer = Tokenizer.from_file(f"{config.data.tokenizer}/tokenizer.json")
     vocabulary = read_vocabulary(config.data.tokenizer)

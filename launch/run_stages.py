@@ -17,13 +17,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from modernbert_train.checkpoints.evaluations import read_results
 from modernbert_train.checkpoints.manifest import newest_step
-from modernbert_train.checkpoints.results import read_results
 from modernbert_train.cli.arguments import read_run
 from modernbert_train.core.installed import CHECKOUT, path_of_children
 from modernbert_train.distributed.run_jobs import start
 from modernbert_train.errors import RunError, StoppedEarly
-from modernbert_train.report.listing import read_run_state
+from modernbert_train.report.run_list import read_run_state
 
 PROGRAM = ["-m", "modernbert_train"]  # arguments of Python
 TYPED = "python -m modernbert_train" if CHECKOUT else "modernbert-train"

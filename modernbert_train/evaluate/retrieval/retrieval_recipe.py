@@ -14,7 +14,7 @@ from modernbert_train.distributed.launched import speaks_for_all
 from modernbert_train.errors import ConfigError, DataError
 from modernbert_train.evaluate.finetune.task import check_run, run_name
 from modernbert_train.evaluate.retrieval.beir import BEIR, CORPUS, beir_folder, fetching, find_judgements
-from modernbert_train.evaluate.retrieval.retrieval import read_sets
+from modernbert_train.evaluate.retrieval.evaluate_retrieval import read_sets
 from modernbert_train.evaluate.retrieval.runs import MODEL, encoder_named
 from modernbert_train.evaluate.retrieval.sets import Set
 from modernbert_train.weights.names import look_up

@@ -10,8 +10,8 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from launch.sweeps.space import trial_name
-from launch.sweeps.store import CODE, REASON, Store, over, slots
 from launch.sweeps.trial import Entry, read_entries, tokens_seen
+from launch.sweeps.trial_store import CODE, REASON, Store, over, slots
 
 
 @dataclass(frozen=True)

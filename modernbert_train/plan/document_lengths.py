@@ -25,10 +25,10 @@ from modernbert_train.data.mixing import phase_weights
 from modernbert_train.data.packing import GreedyPacker
 from modernbert_train.data.shard_index import read_index
 from modernbert_train.errors import DataError
+from modernbert_train.plan.attended_keys import Tiles, mean_tiles, mixed
 from modernbert_train.plan.census import census
 from modernbert_train.plan.flops import Spans, mean_spans
-from modernbert_train.plan.teacher import teacher_of
-from modernbert_train.plan.tiles import Tiles, mean_tiles, mixed
+from modernbert_train.plan.teacher_cost import teacher_of
 
 SPREAD = 0.8  # standard deviation of the logarithm of assumed lengths
 _ASSUMED = 4096  # number of assumed documents

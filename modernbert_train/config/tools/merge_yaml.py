@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from modernbert_train.config.read import INCLUDE, read_yaml
+from modernbert_train.config.read_yaml import INCLUDE, read_yaml
 
 _KEY = re.compile(r"( *)([\w-]+):( |$)")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from modernbert_train.checkpoints.results import run_of
+from modernbert_train.checkpoints.evaluations import run_of
 from modernbert_train.core.files import os_errors_as, whole_folder, write_whole
 from modernbert_train.core.read_json import read_json
 from modernbert_train.core.text import file_name

@@ -27,7 +27,7 @@ from modernbert_train.evaluate.heldout import HeldOutTexts
 from modernbert_train.models import build as models
 from modernbert_train.models.encoder import OnEncoder
 from modernbert_train.objectives import build_objective
-from modernbert_train.optim.build import build_optimizer
+from modernbert_train.optim.optimizers import build_optimizer
 from modernbert_train.plan.expected_loss import rule_of
 from modernbert_train.report.eval_delta import measures_before
 from modernbert_train.report.progress import Progress, stage

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from modernbert_train.config.objective import Order
-from modernbert_train.config.read import shown
+from modernbert_train.config.read_yaml import shown
 from modernbert_train.core.version import __version__
 from modernbert_train.errors import DataError
 from modernbert_train.vocabulary import Vocabulary

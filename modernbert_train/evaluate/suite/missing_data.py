@@ -14,10 +14,10 @@ from modernbert_train.core.files import anything_as, errors_to
 from modernbert_train.core.installed import require
 from modernbert_train.data.read.hub import is_saved, open_dataset
 from modernbert_train.errors import ConfigError, DataError
-from modernbert_train.evaluate.finetune.read import file_of, splits_of
+from modernbert_train.evaluate.finetune.read_texts import file_of, splits_of
 from modernbert_train.evaluate.retrieval.beir import beir_folder, fetching, find_judgements
-from modernbert_train.evaluate.retrieval.recipe import pair_files
 from modernbert_train.evaluate.retrieval.rerank import RUN_ENDS
+from modernbert_train.evaluate.retrieval.retrieval_recipe import pair_files
 from modernbert_train.evaluate.retrieval.sets import find_task, parts_of, task_named
 from modernbert_train.evaluate.suite.plan import Plan, choices_of
 

@@ -15,10 +15,10 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import TrialState
 
-from launch.sweeps.rows import TrialRow, best_row, make_rows, param_text, ranked
 from launch.sweeps.space import Space, load_point, trial_name
-from launch.sweeps.store import Store
 from launch.sweeps.trial import OUTPUT, write_yaml
+from launch.sweeps.trial_rows import TrialRow, best_row, make_rows, param_text, ranked
+from launch.sweeps.trial_store import Store
 from modernbert_train.core.text import plural, table
 from modernbert_train.distributed.run_jobs import Failure, Failures, raise_failures
 from modernbert_train.errors import ConfigError, RunError

@@ -13,13 +13,13 @@ from modernbert_train.errors import ConfigError
 from modernbert_train.evaluate.finetune.task import SEED, named_model
 from modernbert_train.evaluate.retrieval.bm25 import BM25
 from modernbert_train.evaluate.suite.cells import Cell, Failures, changed_since, forget, read_failures, run_cells
-from modernbert_train.evaluate.suite.data import missing_data
+from modernbert_train.evaluate.suite.collect_files import FOLDERS, gather
 from modernbert_train.evaluate.suite.efficiency import speeds
 from modernbert_train.evaluate.suite.formats import Table, as_markdown
-from modernbert_train.evaluate.suite.gather import FOLDERS, gather
+from modernbert_train.evaluate.suite.missing_data import missing_data
 from modernbert_train.evaluate.suite.plan import Plan, choices_of, read_suite
 from modernbert_train.evaluate.suite.submission import submissions
-from modernbert_train.evaluate.suite.table import FORMS, PICTURE, TABLE, make_table, write_suite
+from modernbert_train.evaluate.suite.suite_table import FORMS, PICTURE, TABLE, make_table, write_suite
 from modernbert_train.weights.names import look_up
 
 
