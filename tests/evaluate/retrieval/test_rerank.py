@@ -106,7 +106,7 @@ def test_candidates_are_ranked_as_by_a_cross_encoder(
 def test_a_set_that_was_reranked_before_a_stop_is_not_reranked_again(
     encoder: Path, toy: Path, write_beir: WriteBeir, tmp_path: Path, cli: Cli
 ) -> None:
-    """Of several sets each takes hours; other candidates, or more of them, are measured anew."""
+    """Of several sets each takes hours; other candidates, or more of them, are measured again."""
     model = reranker(toy, encoder, tmp_path, epochs=1)
     other = write_beir({"d1": "a red fox", "d2": "a blue hen"}, {"q1": "fox"}, "other", test=[("q1", "d1", 1)])
     words = ["--model", str(model), f"runs_folder={tmp_path}/runs", "name=both", "device=cpu", "rerank=bm25"]
