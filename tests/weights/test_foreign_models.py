@@ -321,3 +321,12 @@ def test_a_mask_is_filled_whatever_it_is_called(tmp_path: Path, cli: Cli) -> Non
     stored = {f"_orig_mod.{name}": each for name, each in load_file(folder / "model.safetensors").items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     assert theirs in cli("fill", folder, "the quick <mask> fox").out
+
+
+def test_an_untrained_twin_has_new_weights_of_the_same_shapes(tmp_path: Path) -> None:
+    folder = saved(transformers.BertModel, tmp_path / "model")
+    model, twin = open_model(folder), open_model(folder, untrained=3)
+    names = {name for name in model.shapes if name.startswith("model.")}
+    assert {name: twin.shapes[name] for name in names} == {name: model.shapes[name] for name in names}
+    table = "model.embeddings.tok_embeddings.weight"
+    assert not torch.equal(twin.weights()[table], model.weights()[table])
