@@ -6,11 +6,10 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from tests.support.waiting import free_port, until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 
@@ -64,7 +63,7 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     key.chmod(0o600)
     conf = folder / "slurm.conf"
     conf.write_text(
-        CONF.format(host=socket.gethostname().split(".")[0], folder=folder, control=free_port(), node=free_port())
+        CONF.format(host=socket.gethostname().split(".")[0], folder=folder, control=_free_port(), node=_free_port())
     )
     munge = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket"]
     munge += [f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed"]
@@ -76,8 +75,8 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
             with (folder / f"{command[0]}.out").open("w") as output:
                 daemons.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
             if command is munge:
-                until(lambda: (folder / "munge.socket").exists())
-        until(lambda: "idle" in _output(["sinfo", "-h", "-o", "%t"], environment))
+                _wait(lambda: (folder / "munge.socket").exists())
+        _wait(lambda: "idle" in _output(["sinfo", "-h", "-o", "%t"], environment))
         yield environment
     finally:
         for daemon in reversed(daemons):
@@ -91,3 +90,17 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
 
 def _output(command: list[str], environment: dict[str, str]) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30).stdout
+
+
+def _wait(done: object, seconds: float = 60) -> None:
+    assert callable(done)
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "Slurm did not start"
+        time.sleep(0.2)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
