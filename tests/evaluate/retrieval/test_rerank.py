@@ -106,7 +106,7 @@ def test_candidates_are_ranked_as_by_a_cross_encoder(
 def test_a_set_that_was_reranked_before_a_stop_is_not_reranked_again(
     encoder: Path, toy: Path, write_beir: WriteBeir, tmp_path: Path, cli: Cli
 ) -> None:
-    """Of several sets each takes hours; other candidates, or more of them, are measured anew."""
+    """Of several sets each takes hours; other candidates, or more of them, are measured again."""
     model = reranker(toy, encoder, tmp_path, epochs=1)
     other = write_beir({"d1": "a red fox", "d2": "a blue hen"}, {"q1": "fox"}, "other", test=[("q1", "d1", 1)])
     words = ["--model", str(model), f"runs_folder={tmp_path}/runs", "name=both", "device=cpu", "rerank=bm25"]
@@ -144,7 +144,7 @@ def test_only_a_model_that_was_trained_on_pairs_reranks(encoder: Path, toy: Path
     cli(*words, tmp_path / "cross")
     (query, (right,)), *others = read_beir(toy, "test").qrels.items()
     (tmp_path / "one.trec").write_text(f"{query} Q0 {right} 1 1 bm25\n", encoding="utf-8")
-    for _ in range(2):  # the second time the figures are those of the first
+    for _ in range(2):  # the second time the kept figures are read
         said = cli(*words, tmp_path / "cross", f"rerank={tmp_path}/one.trec").out.splitlines()[-1]
         assert f"{len(others)} judged queries of toy lack candidates and count as 0" in said
     assert result_of(tmp_path / "runs/a")["figures"]["toy"]["ndcg_at_10"] == pytest.approx(1 / (1 + len(others)))
