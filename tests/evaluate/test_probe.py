@@ -246,7 +246,7 @@ def test_the_nearest_by_cosine_and_not_by_distance() -> None:
 def test_scores_and_several_classes_are_probed_as_one_class_is(
     tiny_run: TinyRun, tmp_path: Path, classifier: str
 ) -> None:
-    """A corpus rated by people, or tagged with topics, needs no classes made up of it."""
+    """A corpus rated by people, or tagged with topics, can be probed as it is."""
     lines = [json.loads(line) for line in write_texts(tmp_path / "one.jsonl").read_text().splitlines()]
     draw = random.Random(1)
     several = [line | {"label": ["a"] * line["label"] + ["rare"] * (n % 9 == 0)} for n, line in enumerate(lines)]

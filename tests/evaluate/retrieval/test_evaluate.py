@@ -1,4 +1,4 @@
-"""`retrieval evaluate`: the figures of a run, a checkpoint and an export equal trec_eval's; kept vectors; BM25."""
+"""`retrieval evaluate`: a run, a checkpoint and an export have trec_eval's figures; kept vectors; BM25."""
 
 from __future__ import annotations
 
@@ -383,6 +383,6 @@ def test_a_folder_may_have_the_longest_name(tmp_path: Path, write_beir: WriteBei
 
 
 def test_a_key_of_encoders_is_refused(toy: Path, cli: Cli) -> None:
-    """BM25 would ignore the key, and its figures would stand under it."""
+    """The figures would ignore the key."""
     said = cli("retrieval", "evaluate", toy, "--model", "bm25", "pooling=cls", code=78).err
     assert "pooling=cls: is for encoders, and bm25 is none. Leave it out." in said

@@ -144,7 +144,7 @@ def test_only_a_model_that_was_trained_on_pairs_reranks(encoder: Path, toy: Path
     cli(*words, tmp_path / "cross")
     (query, (right,)), *others = read_beir(toy, "test").qrels.items()
     (tmp_path / "one.trec").write_text(f"{query} Q0 {right} 1 1 bm25\n", encoding="utf-8")
-    for _ in range(2):  # the second time the figures are those of the first
+    for _ in range(2):  # the second time the kept figures are read
         said = cli(*words, tmp_path / "cross", f"rerank={tmp_path}/one.trec").out.splitlines()[-1]
         assert f"{len(others)} judged queries of toy lack candidates and count as 0" in said
     assert result_of(tmp_path / "runs/a")["figures"]["toy"]["ndcg_at_10"] == pytest.approx(1 / (1 + len(others)))

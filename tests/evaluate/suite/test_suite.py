@@ -93,7 +93,7 @@ def test_more_seeds_and_other_settings_are_added_and_never_mixed(suite: Suite) -
 
 @pytest.mark.runs
 def test_a_task_without_its_data_costs_one_start_and_no_other_task(suite: Suite) -> None:
-    """Otherwise a user would wait for sixteen runs that miss the same file. --retry repeats failed runs only."""
+    """Otherwise a user would wait for sixteen runs that miss the same file. --retry starts the failed runs only."""
     lost = suite.write({"lost": {"keys": {"max_tokens": 16}}, "tone": {}}).names("lost")
     suite.behave("fail", *lost)
     table = suite.run(code=65)
@@ -463,7 +463,7 @@ def test_numbers_of_classes_that_only_the_data_names_are_compared_with_them(suit
 
 @pytest.mark.runs
 def test_another_model_under_the_same_name_has_no_files_of_the_first(suite: Suite) -> None:
-    """A test server would score the first model's predictions, and a user would load its adapter."""
+    """A test server would score, and a user would load, files of another model."""
     first, second, out = suite.one / "model", suite.two / "model", suite.out
     own, other = {"submit": {"Own": {"split": "x"}}}, {"submit": {"Other": {"split": "x"}}}
     suite.write({"tone": own, "mood": other}, seeds=[1])
@@ -617,8 +617,9 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
     shutil.copytree(toy, tmp_path / "other")
     run_file = "".join(f"{query} Q0 d{query} 1 1 bm25\n" for query in range(9))
     (tmp_path / "bm25.trec").write_text(run_file, encoding="utf-8")
+    pairs = {"text_columns": ["text", "text"]}  # only a model of pairs reranks
     tasks = {
-        "first": {"keys": {**FAST, "epochs": 2, "best": "loss"}, "choices": {"lr": [1e-3, 3e-3]}},
+        "first": {"keys": {**FAST, **pairs, "epochs": 2, "best": "loss"}, "choices": {"lr": [1e-3, 3e-3]}},
         "second": {"after": "first", "keys": {**FAST, "steps": 4}},
         "toy": {"beir": [str(toy), str(tmp_path / "other")], "keys": {"device": "cpu"}},
         "again": {"beir": str(toy), "after": "first", "keys": {"rerank": f"{tmp_path}/bm25.trec", "device": "cpu"}},
@@ -652,7 +653,7 @@ def test_fine_tuning_retrieval_and_a_missing_text_in_one_table(
 @pytest.mark.runs
 @pytest.mark.timeout(280)
 def test_bm25_is_a_row_beside_encoders(real_suite: Suite, write_beir: WriteBeir) -> None:
-    """It ignores keys of encoders, and its cells of fine-tuned tasks stay empty."""
+    """It ignores keys of encoders, and fine-tuned tasks have no figure for it."""
     beir = write_beir({"d1": "a red fox", "d2": "a blue hen"}, {"q1": "foxes"}, test=[("q1", "d1", 1)])
     tasks = {"tone": {}, "words": {"beir": str(beir), "keys": {"max_tokens": 64, "device": "cpu"}}}
     (row,) = real_suite.write(tasks).run("bm25")["rows"]
