@@ -6,6 +6,7 @@ or hangs when the store does.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -15,16 +16,19 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 
 from modernbert_train.__main__ import main
 from modernbert_train.config.schema import DataConfig
+from modernbert_train.data.dataset_card import file_sha256, read_card, write_card
 from modernbert_train.data.download import Downloader
 from modernbert_train.data.mds import TokenShards
 from modernbert_train.data.open_shards import cache_holds_next_block, shuffle_chunks
 from modernbert_train.data.remote import local_folder
+from modernbert_train.data.shard_index import read_index
 from modernbert_train.data.shared_files import try_lock
 from modernbert_train.errors import ConfigError, DataError, StorageError
 from tests.support.make_shards import make_documents, make_shards
@@ -85,14 +89,21 @@ def test_remote_documents_are_the_local_ones_and_are_fetched_once(
     assert {key.rpartition("/")[2] for key in store.downloads} == {"dataset.json"}  # is it still the same data?
 
 
-def read_url(data: DataConfig) -> list[list[int]]:
-    return read_all(opened(data))
+def read_in_a_process(data: DataConfig, tell: Any) -> None:
+    tell.send(read_all(opened(data)))
 
 
 def test_processes_of_a_machine_share_the_cache(store: Store, data: DataConfig, tiny_data: Path) -> None:
     """Every rank's every worker reads every shard; a node must not pay for each."""
-    with multiprocessing.get_context("fork").Pool(3, maxtasksperchild=1) as processes:
-        found = processes.map_async(read_url, [data] * 3, chunksize=1).get(50)
+    fork = multiprocessing.get_context("fork")  # a pool would fork from a thread, beside the store's
+    pipes = [fork.Pipe(duplex=False) for _ in range(3)]
+    processes = [fork.Process(target=read_in_a_process, args=(data, tell)) for _, tell in pipes]
+    for process, (_, tell) in zip(processes, pipes, strict=True):
+        process.start()
+        tell.close()  # the child has its own; if it dies, that shows as the end of the pipe
+    found = [told.recv() if told.poll(50) else None for told, _ in pipes]
+    for process in processes:
+        process.join()
     assert found == [expected(tiny_data)] * 3
     assert {store.downloads[key] for key in store.downloads if "shard." in key} == {1}
 
@@ -334,6 +345,21 @@ def test_a_local_folder_is_never_written_to(tiny_data: Path, tmp_path: Path) -> 
     read_all(shards)
     assert {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()} == before
     assert not (tmp_path / "cache").exists()
+
+
+def test_the_url_of_a_broken_index_is_reported(store: Store, data: DataConfig, tiny_data: Path, tmp_path: Path) -> None:
+    """An index that climbs out of its folder writes nothing outside the cache."""
+    folder = Path(shutil.copytree(tiny_data / "train", tmp_path / "train"))
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"][1]["zip_data"]["basename"] = "../../../outside"
+    (folder / "index.json").write_text(json.dumps(index))
+    for nested in (False, True):  # as prepared folders are read, and adopted ones
+        with pytest.raises(DataError, match="names a file outside its folder"):
+            read_index(folder / "index.json", "tokens", nested=nested)
+    write_card(folder, replace(read_card(tiny_data / "train"), index_sha256=file_sha256(folder / "index.json")))
+    url = store.upload(folder, "climbs")
+    assert "names a file outside its folder: '../../../outside'" in refusal(replace(data, train=url))
+    assert not (tmp_path / "outside").exists()
 
 
 @pytest.mark.timeout(150)

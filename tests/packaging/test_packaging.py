@@ -201,7 +201,6 @@ def test_no_registry_is_written_into_the_files_that_install() -> None:
         ("test-quick", "not gpu and not slow and not runs"),
         ("test-slow", "slow and not weekly and not gpu"),
         ("format", "ruff format"),
-        ("coverage", "--cov"),
         ("test-cuda", "tests/cuda_build/run.sh"),
         ("first-gpu-hour", "benchmarks.first_gpu_hour"),
         ("test-pythons", "tests/other_pythons.sh"),
