@@ -271,6 +271,16 @@ def test_the_rooms_are_few_and_in_order() -> None:
             assert below.split(".")[0] in ORDER[:place], f"{name} may not import {below}: it is not below"
 
 
+def test_a_file_is_named_by_what_it_holds() -> None:
+    """A traceback shows `table.py`: which? Only parts of one kind share a name: keys, model, objective, format."""
+    facets = {"config", "models", "objectives", "formats", "cli"}
+    names: dict[str, list[Path]] = {}
+    for path in parsed():
+        if path.name != "__init__.py" and not facets & set(path.parts):
+            names.setdefault(path.name, []).append(path)
+    assert [paths for paths in names.values() if len(paths) > 1] == []
+
+
 @pytest.mark.parametrize(
     ("path", "line", "message"),
     [
