@@ -126,7 +126,7 @@ def test_the_first_minute_is_a_model_that_has_learnt_something(copy: Path) -> No
 @pytest.mark.usefixtures("quickstart")
 def test_every_command_of_the_readme_works_as_it_stands(copy: Path) -> None:
     """A command that only works on its author's machine is the first thing a newcomer meets."""
-    every = [line.split("  #")[0] for line in typed(ROOT / "README.md")]
+    every = [line.split("  #")[0].strip() for line in typed(ROOT / "README.md")]
     assert [command for command in every if command in MAKE] == list(MAKE)
     others = [command for command in every if command not in MAKE]
     assert len(others) > 6 and "modernbert-train doctor" in others and any(HOURS.search(command) for command in others)
