@@ -123,3 +123,17 @@ def test_nothing_that_is_installed_names_a_script_of_a_checkout() -> None:
     said |= {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in texts}
     said |= {verb.name: make_parser(verb).format_help() for verb in VERBS}
     assert {place: found for place, text in said.items() if (found := scripts(text))} == {}
+
+
+def test_a_docstring_describes_the_parameters_that_are_there() -> None:
+    """A name that only the docstring has is looked for in vain."""
+    stale = []
+    for path in (file for top in TOPS for file in (ROOT / top).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and "Args:" in (text := ast.get_docstring(node) or ""):
+                block = re.split(r"\n(?=\S)", text.partition("Args:\n")[2])[0]
+                described = re.findall(r"^    ([\w*, ]+): ", block, re.MULTILINE)
+                names = {name.strip(" *") for line in described for name in line.split(",")}
+                there = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+                stale += [f"{path}:{node.lineno}: {name}" for name in names - there]
+    assert stale == []

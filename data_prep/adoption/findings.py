@@ -97,7 +97,7 @@ class Counting:
 
         Args:
             ids: as stored, a one-dimensional array of integers.
-            place, number: the file, and the document in it, for messages.
+            where, number: the file, and the document in it, for messages.
 
         Returns:
             The ids that training will read.

@@ -52,11 +52,11 @@ class Space:
     @property
     def trials(self) -> int:
         """Total number of trials."""
-        requested = self.sweep.trials
+        num_trials = self.sweep.trials
         if self.sweep.sampler != "grid":
-            assert requested is not None
-            return requested
-        return len(self.points) if requested is None else min(requested, len(self.points))
+            assert num_trials is not None
+            return num_trials
+        return len(self.points) if num_trials is None else min(num_trials, len(self.points))
 
     def run_config(self, slot: int, params: Params) -> RunConfig:
         """Return the run of one trial.

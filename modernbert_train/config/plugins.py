@@ -84,7 +84,7 @@ def add(config: type[Any], **tables: str) -> None:
 
     Args:
         config: its frozen dataclass, a ModelConfig, ObjectiveConfig, OptimConfig or EvaluatorConfig with a `name`.
-        places: "package.module:name" of the code: `encoder` and `count` of a model, `objective`, `optimizer`,
+        tables: "package.module:name" of the code: `encoder` and `count` of a model, `objective`, `optimizer`,
             or `evaluator`; see docs/extending.md.
 
     Raises:

@@ -153,27 +153,27 @@ class Validation:
             with torch.autocast(device.type, torch.bfloat16, enabled=compute.bf16):
                 if samples is not None and this_rank() == 0 and first and not plan.objective.compares:
                     with samples.watching(model, batch, plan.row_tokens) as self.samples:
-                        losses: Sums = model(moved, figures=True)
+                        result: Sums = model(moved, figures=True)
                 else:
-                    losses = model(moved, figures=True)
+                    result = model(moved, figures=True)
             first = False
             for term in plan.objective.terms:
                 counts[term] += batch.counts[term]
-            if losses.vectors is not None:
+            if result.vectors is not None:
                 from modernbert_train.models.contrastive import Texts, rows_of
 
                 settings = cast(ContrastiveConfig, plan.objective)
                 texts.append(Texts.of(batch, settings))
-                vectors.append(losses.vectors.index_select(0, rows_of(batch, settings).to(device)))
-                scale = losses.scale
+                vectors.append(result.vectors.index_select(0, rows_of(batch, settings).to(device)))
+                scale = result.scale
                 continue
             labels_M = moved.targets[LABELS]
             labels_P = labels_M[labels_M != IGNORED_LABEL]
             sums["unigram/loss"] -= log_probability_V[labels_P].sum().double()
             sums["unigram/hits"] += (labels_P == self._unigram.most_frequent).sum()
             for term in plan.objective.terms:
-                sums[f"{term}/loss"] += losses.losses[term].double()
-            for name, figure in losses.figures.items():
+                sums[f"{term}/loss"] += result.losses[term].double()
+            for name, figure in result.figures.items():
                 sums[name] += figure
         if plan.objective.compares:
             for name, each in _compared(vectors, texts, cast(ContrastiveConfig, plan.objective), scale).items():

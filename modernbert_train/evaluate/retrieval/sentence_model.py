@@ -179,10 +179,10 @@ def files_hash(name: str) -> str:
         DataError: a file cannot be read.
     """
     named = encoder_named(name)
-    weights_sha256 = weights_hash(sentence_folder(named.source) or named.source, whole=True)
-    if weights_sha256 is None:
+    model_hash = weights_hash(sentence_folder(named.source) or named.source, whole=True)
+    if model_hash is None:
         raise DataError(f"--model={name}: its files cannot be read. Restore them from a copy, or name another model.")
-    return ":".join((*named.baseline, weights_sha256))
+    return ":".join((*named.baseline, model_hash))
 
 
 def open_sentence_model(name: str, config: EncodeConfig) -> Model:

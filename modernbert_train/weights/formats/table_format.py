@@ -232,7 +232,7 @@ def places(name: str, layer: str, inside: Mapping[str, tuple[str, ...]], outside
 
     Args:
         name: the name here.
-        layer, parts, outside: see `Format`.
+        layer, inside, outside: `layer`, `parts` and `outside` of `Format`.
     """
     number, _, part = name.removeprefix("model.layers.").partition(".")
     if part and name.startswith("model.layers."):
