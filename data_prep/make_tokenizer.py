@@ -31,17 +31,25 @@ _SPARE = "[unused"
 _EXTENDED_ORDER = (UNK, CLS, SEP, PAD, MASK)  # so that OLMo's tokenizer gets the ids that ModernBERT gave it
 
 
-def train_tokenizer(texts: Iterator[str], vocab_size: int, spare_entries: int = 0) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterator[str], vocab_size: int, spare_entries: int = 0, *, uncased: bool = False
+) -> Tokenizer:
     """Train a byte-level BPE whose ids 0 to 4 are SPECIAL_TOKENS; the same texts give the same tokenizer.
 
     Args:
         texts: the documents, read once.
         vocab_size: entries at most, all included; a small text gives fewer, see `require_size`.
         spare_entries: entries at the end, [unused0] and so on, which no text gives.
+        uncased: text is lower-cased and cut at white space and around each punctuation mark, as for uncased BERT
+            (arXiv 1810.04805), so that a word has the same tokens wherever it stands. Accents are kept.
     """
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if uncased:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+        each_word = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), each_word])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - spare_entries,

@@ -1,6 +1,7 @@
 """Make a tokenizer that several specs may name, or count the tokens of texts.
 
 tokenizer train OUT FILE_OR_FOLDER... --entries 50368 --spare 83 --superbpe 0.8
+tokenizer train OUT FILE_OR_FOLDER... --entries 8192 --uncased
 tokenizer letters OUT --alphabet dna --kmer 6
 tokenizer adapt OUT TOKENIZER --extend
 tokenizer trim OUT TOKENIZER FILE_OR_FOLDER... --entries 16384
@@ -27,6 +28,7 @@ from data_prep.make_tokenizer import (
     require_size,
     roles_of_adapted,
     save_tokenizer,
+    train_tokenizer,
 )
 from data_prep.program import finish
 from data_prep.read.documents import Document, read_source
@@ -81,7 +83,10 @@ def make_parser() -> Parser:
     train.add_argument("--entries", type=int, default=50_368, help="in all, a multiple of 64 (50368)")
     train.add_argument("--spare", type=int, default=83, help="of these [unused0], ... that no text contains (83)")
     share = "share of the entries, such as 0.8, from which merges may cross white space (1: none do)"
-    train.add_argument("--superbpe", type=float, default=1.0, metavar="SHARE", help=share)
+    merges = train.add_mutually_exclusive_group()
+    merges.add_argument("--superbpe", type=float, default=1.0, metavar="SHARE", help=share)
+    uncased = "lower case, and the same tokens for a word after a space, a bracket or an underscore; for retrieval"
+    merges.add_argument("--uncased", action="store_true", help=uncased)
     letters = commands.add_parser("letters", help="a token for each letter of proteins or DNA, or for each k letters")
     letters.add_argument("out", help="folder to be made")
     letters.add_argument("--alphabet", required=True, help=f"{', '.join(ALPHABETS)}, or the letters themselves")
@@ -145,7 +150,10 @@ def _make_folder(parsed: argparse.Namespace) -> str:
         roles = roles_of_adapted(parsed.tokenizer)
     with workspace(out) as folder:  # a place that cannot be written is found before hours of training
         if parsed.command == "train":
-            tokenizer = train_superbpe(lambda: texts_of(config), parsed.entries, parsed.spare, parsed.superbpe)
+            if parsed.uncased:
+                tokenizer = train_tokenizer(texts_of(config), parsed.entries, parsed.spare, uncased=True)
+            else:
+                tokenizer = train_superbpe(lambda: texts_of(config), parsed.entries, parsed.spare, parsed.superbpe)
             require_size(tokenizer, parsed.entries)
         elif parsed.command == "trim":
             adapted = adapt_tokenizer(parsed.tokenizer)

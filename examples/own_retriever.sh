@@ -3,7 +3,8 @@
 #
 #   examples/own_retriever.sh OUT HOURS SUITE.yaml DOCUMENTS.jsonl...
 #
-# 1. An encoder is pretrained on the documents for HOURS (masked-language modelling).
+# 1. An uncased tokenizer is trained on the documents, and an encoder is pretrained on them for HOURS (masked-language
+#    modelling).
 # 2. It is trained with three seeds on pairs taken from them (headings and sections, docstrings and functions), and so is
 #    its twin without pretraining, with one.
 # 3. All are measured on the suite beside the models named in BESIDE (bm25 alone, unless you set it).
@@ -18,7 +19,7 @@
 #     intents: {finetune: my/intents.yaml}
 #
 # The tables are OUT/table/table.md, .csv and .tex. Other keys of the training on pairs, such as "batch_size=64 epochs=2",
-# go into PAIRS.
+# go into PAIRS, and the size of the vocabulary into ENTRIES (8192).
 set -euo pipefail
 out=$1 hours=$2 suite=$3
 shift 3
@@ -28,7 +29,11 @@ read -ra keys <<< "${PAIRS:-}"
 read -ra beside <<< "${BESIDE:-bm25}"
 
 "${run[@]}" eval "${beside[@]}" --suite "$suite" --out "$out/table" --dry-run # a mistake in it ends the script here
-"${run[@]}" pretrain "$@" --hours "$hours" --out "$out/pretrained" --name encoder --yes
+if [ ! -d "$out/tokenizer" ]; then
+    "${run[@]}" tokenizer train "$out/tokenizer" "$@" --kind jsonl --text-field text --entries "${ENTRIES:-8192}" \
+        --spare 0 --uncased
+fi
+"${run[@]}" pretrain "$@" --tokenizer "$out/tokenizer" --hours "$hours" --out "$out/pretrained" --name encoder --yes
 if [ ! -f "$out/pairs.jsonl" ]; then
     python "$here/examples/text_pairs.py" "$out/pairs.partial" "$@"
     mv "$out/pairs.partial" "$out/pairs.jsonl" # so that a killed command leaves no half of them

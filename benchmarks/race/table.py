@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.curves import draw_curves
 from benchmarks.race.protocol import Protocol
 
 Row = Mapping[str, Any]
-COLOURS = ("#5b6472", "#115cc6", "#e75f1e", "#078965", "#be679a", "#724e00", "#009cd6", "#b5432e", "#444444", "#999900")
 
 
 def read_results(file: Path) -> dict[str, dict[str, Any]]:
@@ -117,25 +117,6 @@ def picture_of(protocol: Protocol, rows: Mapping[str, Row]) -> str:
     size, seed = protocol.sizes[0], protocol.tree["seeds"][0]
     curves = {row["arm"]: row["curve"] for row in rows.values() if row["size"] == size and row["seed"] == seed
               and row["share"] == 1 and not row["repeat"] and len(row["curve"]) > 2}  # fmt: skip
-    finite = [loss for curve in curves.values() for loss in curve[1:] if loss is not None and math.isfinite(loss)]
-    if not finite:
-        return '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10"/>\n'
-    low, high, width, height = min(finite), max(finite), 720, 380
-
-    def place(index: int, loss: float, last: int) -> str:
-        return f"{50 + 480 * index / last:.1f},{20 + 320 * (high - loss) / max(high - low, 1e-9):.1f}"
-
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-             'font-size="12"><rect width="100%" height="100%" fill="#fff"/>']  # fmt: skip
-    for value in (low, (low + high) / 2, high):
-        y = 20 + 320 * (high - value) / max(high - low, 1e-9)
-        svg.append(f'<path d="M50 {y:.1f}H530" stroke="#eee"/><text x="44" y="{y + 4:.1f}" text-anchor="end" '
-                     f'fill="#666">{value:.2f}</text>')  # fmt: skip
-    for number, (arm, curve) in enumerate(sorted(curves.items(), key=lambda each: each[1][-1])):
-        colour, last = COLOURS[number % len(COLOURS)], len(curve) - 1
-        points = " ".join(place(index, loss, last) for index, loss in enumerate(curve) if index and math.isfinite(loss))
-        svg.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>'
-                     f'<text x="545" y="{30 + 18 * number}" fill="{colour}">{arm} {curve[-1]:.3f}</text>')  # fmt: skip
-    svg.append(f'<text x="50" y="{height - 12}" fill="#333">held-out loss over the share of the budget, size {size}, '
-                 f"seed {seed}</text></svg>")  # fmt: skip
-    return "\n".join(svg) + "\n"
+    points = {arm: [(index / (len(curve) - 1), loss) for index, loss in enumerate(curve) if index]
+              for arm, curve in curves.items()}  # fmt: skip
+    return draw_curves(points, f"held-out loss over the share of the budget, size {size}, seed {seed}")

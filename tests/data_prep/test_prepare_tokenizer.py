@@ -147,6 +147,23 @@ def test_spare_entries_are_at_the_end_and_no_text_gives_them(texts: list[str], t
     assert len(AutoTokenizer.from_pretrained(tmp_path / "t")) == 384
 
 
+def test_an_uncased_word_has_the_same_tokens_wherever_it_stands(texts: list[str], tmp_path: Path) -> None:
+    """Else a query does not find the heading, the identifier or the code block that has its word."""
+    (tmp_path / "a.txt").write_text("\n".join(f"{text} Straße größe file_name" for text in texts), encoding="utf-8")
+    words = [str(tmp_path / "t"), str(tmp_path / "a.txt"), "--entries", "512", "--spare", "0"]
+    assert command_main(["train", *words, "--uncased"]) == 0
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "t")
+    (ours,) = encode_documents(adapt_tokenizer(tmp_path / "t"), ["The GRÖSSE (of\n\tFile_Name)."])
+    assert ours == tokenizer("the grösse ( of file _ name ) .").input_ids[1:-1]
+    assert tokenizer("file").input_ids[1:-1] == tokenizer("File").input_ids[1:-1] == tokenizer.encode("_file")[2:-1]
+    assert tokenizer("a\n\n[MASK]  b").input_ids == tokenizer("a [MASK] b").input_ids, "white space says nothing"
+    unusual = "🙂 日本語 \u0000 Ελλάδα [SEP]"
+    (ids,) = encode_documents(adapt_tokenizer(tmp_path / "t"), [unusual])
+    assert min(ids) > 4 and "日本語" in tokenizer.decode(ids).replace(" ", ""), "bytes: no [UNK], accents stay"
+    with pytest.raises(SystemExit, match="64"):
+        command_main(["train", *words, "--uncased", "--superbpe", "0.8"])
+
+
 def test_tokenizer_without_specials_is_extended_as_modernbert_extended_olmo(tmp_path: Path) -> None:
     """OLMo's 50,280 entries became 50,368: [UNK], [CLS], [SEP], [PAD], [MASK], then 83 unused ones."""
     vocabulary = {chr(ord("a") + i): i for i in range(20)}
