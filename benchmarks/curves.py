@@ -12,12 +12,13 @@ import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 
 from modernbert_train.core.files import write_whole
 from modernbert_train.report.curves import Following
 
-COLOURS = ("#5b6472", "#115cc6", "#e75f1e", "#078965", "#be679a", "#724e00", "#009cd6", "#b5432e", "#444444", "#999900")
+_COLOURS = "#5b6472 #115cc6 #e75f1e #078965 #be679a #724e00 #009cd6 #b5432e #444444 #999900".split()
 _PARTS = 50
 Curve = Sequence[tuple[float, float]]
 
@@ -46,12 +47,12 @@ def draw_curves(curves: Mapping[str, Curve], caption: str) -> str:
         svg.append(f'<path d="M50 {y:.1f}H530" stroke="#eee"/><text x="44" y="{y + 4:.1f}" text-anchor="end" '
                      f'fill="#666">{value:.2f}</text>')  # fmt: skip
     for number, (name, curve) in enumerate(sorted(finite.items(), key=lambda each: curves[each[0]][-1][1])):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = _COLOURS[number % len(_COLOURS)]
         line = " ".join(f"{50 + 480 * x / last:.1f},{level(y):.1f}" for x, y in curve)
         svg.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
-                     f'<text x="545" y="{30 + 18 * number}" fill="{colour}">{name} '
+                     f'<text x="545" y="{30 + 18 * number}" fill="{colour}">{escape(name)} '
                      f"{curves[name][-1][1]:.3f}</text>")  # fmt: skip
-    svg.append(f'<text x="50" y="{height - 12}" fill="#333">{caption}</text></svg>')
+    svg.append(f'<text x="50" y="{height - 12}" fill="#333">{escape(caption)}</text></svg>')
     return "\n".join(svg) + "\n"
 
 
