@@ -18,7 +18,18 @@ from pathlib import Path
 from modernbert_train.core.files import write_whole
 from modernbert_train.report.curves import Following
 
-_COLOURS = "#5b6472 #115cc6 #e75f1e #078965 #be679a #724e00 #009cd6 #b5432e #444444 #999900".split()
+_COLOURS = [
+    "#5b6472",
+    "#115cc6",
+    "#e75f1e",
+    "#078965",
+    "#be679a",
+    "#724e00",
+    "#009cd6",
+    "#b5432e",
+    "#444444",
+    "#999900",
+]
 _PARTS = 50
 Curve = Sequence[tuple[float, float]]
 
