@@ -1102,6 +1102,14 @@ FAULTS = (
         "late interaction: the texts that are searched are never trained",
         ("tests/contrastive/test_late.py",),
     ),
+    Fault(
+        "late-order",
+        "modernbert_train/evaluate/retrieval/vectors.py",
+        "scores[torch.tensor(rows).unsqueeze(1), torch.tensor(columns)] = ordered",
+        "scores[:] = ordered",
+        "late interaction: scores of texts ordered by length are given to other texts",
+        ("tests/evaluate/retrieval/test_evaluate.py",),
+    ),
     # found outside, in the fourth round
     Fault(
         "distill-pads",

@@ -7,7 +7,7 @@ late interaction and sparse vectors.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -41,6 +41,7 @@ _KINDS = {_QUERY: "queries", _DOCUMENT: "documents"}
 _AT_ONCE = 1024  # texts between two updates of the progress line, and in one file of kept vectors
 _CHUNK = 50_000  # documents whose vectors are in memory together
 _LATE_CHUNK = 4096  # the same for token vectors and sparse vectors
+_LATE_PRODUCTS = 2**20  # numbers of a chunk of token vectors and their products: they fit in a CPU's cache
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,16 @@ class Late:
         encode = self.model.encode_query if as_query else self.model.encode_document
         texts = [text for batch in inputs for text in batch["text"]]
         return list(encode(texts, batch_size=batch_size, show_progress_bar=False))
+
+    def similarity(self, queries: Sequence[Tensor], documents: Sequence[Tensor]) -> Tensor:
+        """Score every pair, in the order of lengths: the library pads each chunk to its longest text."""
+        rows, columns = (sorted(range(len(each)), key=lambda at: len(each[at])) for each in (queries, documents))
+        ordered = self.model.similarity(
+            [queries[row] for row in rows], [documents[column] for column in columns], chunk_elements=_LATE_PRODUCTS
+        )
+        scores = torch.empty_like(ordered)
+        scores[torch.tensor(rows).unsqueeze(1), torch.tensor(columns)] = ordered
+        return scores
 
 
 @dataclass
@@ -233,7 +244,8 @@ def open_vectors(name: str, config: EvaluateConfig, keep: str | None = None) -> 
 def _library(model: Model) -> tuple[Any, Any, Any]:
     """Return the library's encoder and its two similarities; for one vector a text, mteb's wrapper adds prompts."""
     if is_multi_vector(model):
-        return Late(model), model.similarity, model.similarity_pairwise
+        late = Late(model)
+        return late, late.similarity, model.similarity_pairwise
     from mteb.models import SentenceTransformerEncoderWrapper, SparseEncoderWrapper
 
     wrapped = SparseEncoderWrapper(model) if is_sparse(model) else SentenceTransformerEncoderWrapper(model)
