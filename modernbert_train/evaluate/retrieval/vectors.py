@@ -41,7 +41,7 @@ _KINDS = {_QUERY: "queries", _DOCUMENT: "documents"}
 _AT_ONCE = 1024  # texts between two updates of the progress line, and in one file of kept vectors
 _CHUNK = 50_000  # documents whose vectors are in memory together
 _LATE_CHUNK = 4096  # the same for token vectors and sparse vectors
-_LATE_PRODUCTS = 2**20  # numbers of a chunk of token vectors and their products: they fit in a CPU's cache
+_CPU_PRODUCTS = 2**20  # token vectors and products of a chunk, in numbers, that fit in a CPU's cache
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ class Late:
         """Score every pair, in the order of lengths: the library pads each chunk to its longest text."""
         rows, columns = (sorted(range(len(each)), key=lambda at: len(each[at])) for each in (queries, documents))
         ordered = self.model.similarity(
-            [queries[row] for row in rows], [documents[column] for column in columns], chunk_elements=_LATE_PRODUCTS
+            [queries[row] for row in rows],
+            [documents[column] for column in columns],
+            chunk_elements=_CPU_PRODUCTS if documents[0].device.type == "cpu" else None,
         )
         scores = torch.empty_like(ordered)
         scores[torch.tensor(rows).unsqueeze(1), torch.tensor(columns)] = ordered
