@@ -33,7 +33,8 @@ _PLACES = (
     re.compile(r"([?&](?:X-Amz-\w+|sig|signature|\w*token|\w*key|password|AWSAccessKeyId)=)[^&\s\"']+", re.IGNORECASE),
     re.compile(r"(\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)?\s*)[^\s'\"]{6,}", re.IGNORECASE),
     re.compile(
-        r"((?:secret_access_key|session_token|password|passwd|api_key)['\"]?\s*[:=]\s*['\"]?)[^\s'\",;]{6,}",
+        r"((?:secret[_-]access[_-]key|session[_-]token|password|passwd|api[_-]key)['\"]?\s*[:=]\s*['\"]?)"
+        r"[^\s'\",;]{6,}",
         re.IGNORECASE,
     ),
 )

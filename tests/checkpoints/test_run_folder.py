@@ -175,8 +175,9 @@ def test_a_link_in_the_folder_is_not_written_through(tiny_run: TinyRun, tmp_path
     assert victim.read_text() == "stays"
 
 
-def test_a_record_of_a_start_and_a_lock_hide_secrets(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_a_start_hides_secrets(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     folder.record_start({"kind": "end", "error": "401: 0123456789abcdef is refused", "command": ["--api-key=1234567"]})
     said = (folder.path / "starts.jsonl").read_text()
     assert "0123456789abcdef" not in said and "401: *** is refused" in said
+    assert "1234567" not in said and "--api-key=***" in said
