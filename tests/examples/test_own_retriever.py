@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.paths import ROOT
 
@@ -21,6 +22,7 @@ def write_lines(file: Path, rows: list[dict[str, str]]) -> None:
 def run(folder: Path, hours: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "PAIRS": "epochs=0.2 max_tokens=64"}
+    environment["MINER"] = "out/pretrained/runs/encoder"
     script = [str(ROOT / "examples/own_retriever.sh"), "out", hours, "suite.yaml", "documents.jsonl"]
     return subprocess.run(script, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -51,11 +53,16 @@ def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path:
     assert list(rows) == [*(f"out/runs/own-{seed}/st" for seed in (17, 18, 19)), "out/runs/twin-17/st", "bm25"]
     assert all(0 < score <= 1 for score in rows.values())
     assert len({*rows.values()}) > 3, "seeds differ, and the twin is another model"
-    pairs = (tmp_path / "out/pairs.jsonl").stat().st_mtime_ns
+    lines = (tmp_path / "out/mined.jsonl").read_text().splitlines()
+    assert any(json.loads(line)["negatives"] for line in lines)  # such an encoder finds some for every thirtieth pair
+    spec = yaml.safe_load((tmp_path / "out/runs/twin-17/pairs/prepare.yaml").read_text())
+    assert spec["pairs"]["negatives"] == ["negatives"]
+    made = [tmp_path / "out" / name for name in ("pairs.jsonl", "mined.jsonl")]
+    times = [file.stat().st_mtime_ns for file in made]
     steps = [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
     again = run(tmp_path, hours)
     assert again.returncode == 0 and "already trained to its end" in again.stdout, again.stdout + again.stderr
-    assert pairs == (tmp_path / "out/pairs.jsonl").stat().st_mtime_ns
+    assert times == [file.stat().st_mtime_ns for file in made]
     assert steps == [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
     assert table == (tmp_path / "out/table/table.json").read_text()
 
