@@ -19,9 +19,9 @@
 #     intents: {finetune: my/intents.yaml}
 #
 # The tables are OUT/table/table.md, .csv and .tex. Other keys of the training on pairs, such as "batch_size=64 epochs=2",
-# go into PAIRS, and the size of the vocabulary into ENTRIES (8192). With MINER=MODEL each pair also has a hard negative,
-# the nearest text by that model, such as all-MiniLM-L6-v2 (forty minutes of a CPU core for 56,000 pairs), of those
-# whose score is at least a twentieth below the positive's.
+# go into PAIRS, and the size of the vocabulary into ENTRIES (8192). With MINER=MODEL, such as all-MiniLM-L6-v2, a pair
+# has a hard negative: of the thirty texts that are nearest by that model, the nearest with a score at least a twentieth
+# below the positive's, if there is one (forty minutes of a CPU core for 56,000 pairs).
 set -euo pipefail
 out=$1 hours=$2 suite=$3
 shift 3

@@ -15,10 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 HIDDEN = "***"
-_NAME = re.compile(
-    r"(^|[._-])((api|access|secret|private|auth|signing)_?key|secret|token|password|passwd|pwd|credentials?)$",
-    re.IGNORECASE,
-)
+_KEY = "(?:api|access|secret|private|auth|signing)[_-]?key"
+_NAME = re.compile(rf"(^|[._-])({_KEY}|secret|token|password|passwd|pwd|credentials?)$", re.IGNORECASE)
 _SHAPES = re.compile(
     r"\bhf_[A-Za-z0-9]{20,}"
     r"|\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"
@@ -32,11 +30,7 @@ _PLACES = (
     re.compile(r"(://[^/@\s:]*:)[^/@\s]+(?=@)"),  # user:password@ of a URL
     re.compile(r"([?&](?:X-Amz-\w+|sig|signature|\w*token|\w*key|password|AWSAccessKeyId)=)[^&\s\"']+", re.IGNORECASE),
     re.compile(r"(\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic|token)?\s*)[^\s'\"]{6,}", re.IGNORECASE),
-    re.compile(
-        r"((?:secret[_-]access[_-]key|session[_-]token|password|passwd|api[_-]key)['\"]?\s*[:=]\s*['\"]?)"
-        r"[^\s'\",;]{6,}",
-        re.IGNORECASE,
-    ),
+    re.compile(rf"((?:{_KEY}|session[_-]?token|password|passwd)['\"]?\s*[:=]\s*['\"]?)[^\s'\",;]{{6,}}", re.IGNORECASE),
 )
 _NO_PASSWORD = "PWD"  # an environment variable: the shell's folder
 _SHORTEST = 8  # shortest value of an environment variable to redact

@@ -19,10 +19,10 @@ def write_lines(file: Path, rows: list[dict[str, str]]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def run(folder: Path, hours: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, hours: str, miner: str = "out/pretrained/runs/encoder") -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = os.environ | {"PATH": paths, "PYTHONPATH": str(ROOT), "PAIRS": "epochs=0.2 max_tokens=64"}
-    environment["MINER"] = "out/pretrained/runs/encoder"
+    environment["MINER"] = miner
     script = [str(ROOT / "examples/own_retriever.sh"), "out", hours, "suite.yaml", "documents.jsonl"]
     return subprocess.run(script, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -65,6 +65,9 @@ def test_documents_become_a_table_and_a_second_command_repeats_nothing(tmp_path:
     assert times == [file.stat().st_mtime_ns for file in made]
     assert steps == [(tmp_path / f"out/runs/{name}/metrics.jsonl").read_text() for name in ("own-17", "twin-17")]
     assert table == (tmp_path / "out/table/table.json").read_text()
+    without = run(tmp_path, hours, miner="")
+    assert without.returncode == 78 and "negatives" in without.stderr, "without negatives it is another training"
+    assert steps[0] == (tmp_path / "out/runs/own-17/metrics.jsonl").read_text()
 
 
 @pytest.mark.runs

@@ -36,8 +36,18 @@ def test_a_configuration_with_a_secret_is_refused_without_showing_it(name: str, 
 
 
 @pytest.mark.parametrize(
+    "name", ["api_key", "apikey", "x-api-key", "--private-key", "aws_secret_access_key", "auth-key", "session-token"]
+)
+def test_a_value_is_hidden_by_the_name_of_its_key_however_that_is_joined(name: str) -> None:
+    for text in (f"{name}=1234567", f"{name}: 1234567", str({name: "1234567"})):
+        assert redact(text) == text.replace("1234567", HIDDEN)
+    assert redacted({name: "1234567"}) == {name: HIDDEN}
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        "sort_key: documents", "cache-key=of-the-shards",
         "s3://bucket/folder/shard.00001.mds.zstd", "https://huggingface.co/answerdotai/ModernBERT-base", "token=5",
         "data.tokenizer=data/tokenizer: lacks [MASK]", "sftp://me@host/shards", "hash 1f816445c36c", "sk-learn",
         "tokens 1,527 to 2,030: not finite, loss nan; rank 1, documents 55", "answerdotai/ModernBERT-base@8949b909ec",
